@@ -1,0 +1,94 @@
+"""Samples with an identity: what a task's data has to offer to the loader, the guard and the reports."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+import paddle
+
+Array = npt.NDArray[Any]
+Sample = Mapping[str, Array]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SampleOrigin:
+    """Where a sample comes from, so that a person can open the file and look."""
+
+    file: str
+    line: int
+    """1-based line; 0 for a file that is one sample (an image)."""
+    excerpt: str
+    """The first few words, the row range, the image size: short enough for one line."""
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}" if self.line else self.file
+        return f"{where} ({self.excerpt})" if self.excerpt else where
+
+
+class Dataset(ABC):
+    """One split, already validated: every sample can be produced. Random access, no state."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def sample(self, index: int, rng: np.random.Generator) -> Sample:
+        """The arrays of one sample. Anything random in it is drawn from `rng`, a function of (seed, epoch, sample)."""
+
+    @abstractmethod
+    def origin(self, index: int) -> SampleOrigin:
+        """Where the sample comes from."""
+
+    @abstractmethod
+    def lengths(self) -> npt.NDArray[np.int64] | None:
+        """Length of every sample, for batches of similar length; None when all are alike."""
+
+    @abstractmethod
+    def collate(self, samples: Sequence[Sample]) -> dict[str, Array]:
+        """Stack samples, padded where needed, into arrays whose first axis is the sample."""
+
+
+@final
+@dataclass(frozen=True)
+class Splits:
+    """What a task has loaded."""
+
+    train: Dataset
+    dev: Dataset
+    test: Dataset | None = None
+    warnings: tuple[str, ...] = ()
+    """Findings that do not stop the run (counts of repeats, overlaps, skipped samples), each a sentence."""
+    facts: Mapping[str, float | str] | None = None
+    """What the data says of itself, for the summary: classes, majority share, naive forecasts."""
+
+
+@final
+@dataclass(frozen=True)
+class Batch:
+    """What goes through the model at once."""
+
+    tensors: Mapping[str, paddle.Tensor]
+    indices: tuple[int, ...]
+    """Positions of the samples in their dataset, in the order of the tensors' first axis."""
+    weight: float = 1.0
+    """This batch's samples divided by the samples of the whole step, all processes and micro-batches together.
+
+    0 for a stand-in that only keeps a process without samples in step with the others.
+    """
+
+    def __getitem__(self, name: str) -> paddle.Tensor:
+        return self.tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    @property
+    def size(self) -> int:
+        """Number of samples."""
+        return len(self.indices)

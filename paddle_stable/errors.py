@@ -1,0 +1,58 @@
+"""What a person gets to see when something given to the program is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import final
+
+
+class ExitCode(IntEnum):
+    """What a process leaves behind; also written to `exit.json` in the run folder."""
+
+    DONE = 0
+    ERROR = 1
+    """A bug or a failing operation: there is a traceback."""
+    INPUT = 2
+    """The recipe, the command line or a data file is wrong."""
+    DIVERGED = 3
+    """Training cannot go on in a useful way; the best checkpoint is intact."""
+    HANG = 4
+    STOPPED = 75
+    """Stopped by a signal with a checkpoint saved: run again with `--resume auto`."""
+
+
+@final
+@dataclass(frozen=True, slots=True, order=True)
+class Problem:
+    """One mistake: where it is, and what was expected, what was found and the way out in one sentence or two."""
+
+    file: str
+    """Path as the user gave it, or "command line"."""
+    line: int
+    """1-based; 0 when the mistake has no line."""
+    message: str
+    """For a recipe it begins with the key: `clip.max_norm: must be > 0, got -1.0`."""
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}" if self.line else self.file
+        return f"{where}  {self.message}"
+
+
+@final
+class InputError(Exception):
+    """Everything that is wrong with what the user gave, all at once. Ends a command with `ExitCode.INPUT`."""
+
+    def __init__(self, title: str, problems: Sequence[Problem]) -> None:
+        super().__init__(title, tuple(problems))
+        self.title = title
+        self.problems = tuple(problems)
+
+    def __str__(self) -> str:
+        return "\n".join([self.title, *(f"  {problem}" for problem in self.problems)])
+
+    @staticmethod
+    def single(file: str, message: str, *, line: int = 0) -> InputError:
+        """An error with one problem."""
+        return InputError("There is a problem:", [Problem(file, line, message)])

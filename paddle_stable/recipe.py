@@ -1,0 +1,188 @@
+"""What a recipe is: frozen models of every YAML section, with the checks that need more than one key.
+
+Reading a file into a `Recipe` (line numbers, overrides, "did you mean") is in `recipe_io.py`.
+The documentation under a field reaches editors through the generated JSON Schema.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+ModelKind = Literal["cnn", "rnn", "transformer", "detection"]
+
+
+class Section(BaseModel):
+    """A part of a recipe: unknown keys are errors, values never change after loading."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False, validate_default=True
+    )
+
+
+class RunConfig(Section):
+    """How long to train, where results go, how often to look and save."""
+
+    output_dir: str
+    """Run folder: checkpoints, metrics.jsonl, VisualDL records, exit.json."""
+    epochs: PositiveInt | None = None
+    """Passes over the training data. Give `epochs` or `steps`, not both."""
+    steps: PositiveInt | None = None
+    """Optimizer steps to attempt. Give `epochs` or `steps`, not both."""
+    seed: NonNegativeInt = 1
+    """Everything random is a function of it: initial weights, order, dropout, augmentation."""
+    accumulate: PositiveInt = 1
+    """Micro-batches whose gradients are added up before one optimizer step."""
+    log_every: PositiveInt = 10
+    """Steps between two records in VisualDL and metrics.jsonl."""
+    eval_every: PositiveInt | None = None
+    """Steps between two evaluations on the dev set; null: at the end of every epoch."""
+    save_every: PositiveInt | None = None
+    """Steps between two checkpoints; null: after every evaluation."""
+    keep_last: PositiveInt = 2
+    """Newest checkpoints kept; the best one is kept besides."""
+    best_metric: str = "loss"
+    """Dev metric that chooses the best checkpoint, one of those that the task reports."""
+    early_stop: PositiveInt | None = None
+    """Stop after that many evaluations in a row without a better `best_metric`; null: never."""
+    device: Literal["auto", "cpu", "gpu", "xpu", "npu"] = "auto"
+    """auto: a GPU when this Paddle has one, else the CPU."""
+    deterministic: bool = False
+    """Ask cuDNN and cuBLAS for repeatable kernels (slower). The CPU is repeatable at the same thread count."""
+
+
+class TaskConfig(Section):
+    """What to train. Every task adds its own keys to `target`."""
+
+    target: str
+    """Dotted path of a Task class, such as `paddle_stable.tasks.ernie.ErnieClassification`."""
+
+
+class DataConfig(Section):
+    """What every task needs to know of its data. Every task adds its own keys (files, columns, splits)."""
+
+    batch_size: PositiveInt = 32
+    """Samples in one micro-batch of one process."""
+    eval_batch_size: PositiveInt = 64
+    """Samples in one evaluation batch: fixed, so that metrics do not depend on the number of processes."""
+    workers: NonNegativeInt = 0
+    """Processes that prepare batches ahead; 0: in the training process."""
+    bad_samples: Literal["stop", "skip"] = "stop"
+    """Unreadable training samples: stop before step 0, or leave them out and say so. Never applied to dev and test."""
+    max_bad_samples: NonNegativeInt = 100
+    """With `skip`: stop when more than this many are bad."""
+
+
+class GroupConfig(Section):
+    """Parameters treated differently, chosen by name."""
+
+    match: str
+    """Pattern in the style of a file name over parameter names: `embeddings.*`, `*.norm*.weight`."""
+    lr_scale: NonNegativeFloat = 1.0
+    """Factor on the learning rate of these parameters."""
+    freeze: bool = False
+    """Do not train these parameters at all."""
+
+
+class OptimConfig(Section):
+    """AdamW."""
+
+    lr: PositiveFloat = 1e-3
+    """Peak learning rate, reached after warm-up."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay rates of the first and second moment, each in [0, 1)."""
+    eps: PositiveFloat = 1e-8
+    """Added to the denominator."""
+    weight_decay: NonNegativeFloat = 0.01
+    """Decoupled weight decay; not applied to biases and normalisation layers."""
+    groups: tuple[GroupConfig, ...] = ()
+    """First match wins. All parameters stay in one flat list, so that the clip stays global."""
+
+
+class ScheduleConfig(Section):
+    """Learning rate as a function of the number of applied steps."""
+
+    kind: Literal["linear", "cosine", "constant"] = "linear"
+    """Shape of the decay after warm-up."""
+    warmup_steps: NonNegativeInt | None = None
+    """Applied steps of linear warm-up. Give this or `warmup_ratio`, not both."""
+    warmup_ratio: float | None = Field(default=None, ge=0.0, lt=1.0)
+    """Warm-up as a part of all steps."""
+    min_lr_ratio: float = Field(default=0.0, ge=0.0, le=1.0)
+    """The decay ends at this fraction of `optim.lr`."""
+
+
+class ClipConfig(Section):
+    """How gradients are limited. Exactly one kind; docs/clip.md says how to choose the bound."""
+
+    kind: Literal["global_norm", "norm", "value", "none"] = "global_norm"
+    """global_norm: one factor for all; norm: one per parameter; value: every element; none: observe only."""
+    max_norm: PositiveFloat = 1.0
+    """Bound of `global_norm` and `norm`. Start from the 95th percentile of norms observed with `kind: none`."""
+    max_value: PositiveFloat = 1.0
+    """Bound of `value` on the magnitude of every gradient element."""
+
+
+class AmpConfig(Section):
+    """Half precision. It pays on Tensor Cores or an NPU only."""
+
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    """float16 needs compute capability 7.0, bfloat16 8.0; float32 switches AMP off."""
+    level: Literal["O1", "O2"] = "O1"
+    """O1: chosen operations in half precision. O2: parameters too, with float32 master weights."""
+    emulate: bool = False
+    """Round activations and gradients through half precision on any device, to rehearse overflow without a GPU."""
+    emulate_layers: tuple[str, ...] = ("*",)
+    """Patterns over layer names that `emulate` rounds."""
+    init_scale: PositiveFloat = 65536.0
+    """First loss scale (float16 only)."""
+    growth_interval: PositiveInt = 2000
+    """Consecutive finite steps after which the scale doubles."""
+    hysteresis: PositiveInt = 1
+    """Truly consecutive overflows after which the scale halves."""
+    min_scale: PositiveFloat = 1.0
+    """The scale never goes below; overflow at this scale is a `nonfinite` skip."""
+    max_scale: PositiveFloat = 16777216.0
+    """The scale never goes above (2^24)."""
+
+
+class StabilityConfig(Section):
+    """What happens when a step is not usable."""
+
+    guard: bool = True
+    """false: apply every update whatever it holds. For experiments that show what the guard is for."""
+    max_consecutive_skips: PositiveInt = 20
+    """Stop with exit code 3 after that many skipped steps in a row (overflows above the floor not counted)."""
+    window: PositiveInt = 100
+    """Steps over which windowed rates and norm quantiles are taken."""
+
+
+class FaultConfig(Section):
+    """One fault on demand, to see the guard at work."""
+
+    step: NonNegativeInt
+    """Attempted step, counted from 0, at which it happens."""
+    kind: Literal["nan_loss", "inf_grad", "withhold"]
+    """nan_loss: the loss becomes NaN; inf_grad: one gradient element becomes inf; withhold: the step is not done."""
+    rank: NonNegativeInt = 0
+    """The process in which it happens; `withhold` is always on all."""
+    parameter: str = "*"
+    """inf_grad: pattern of the parameter's name; the first match is hit."""
+
+
+class Recipe(Section):
+    """A whole training run. `task` and `data` hold the sections of the task that `task.target` names."""
+
+    run: RunConfig
+    task: TaskConfig
+    data: DataConfig
+    optim: OptimConfig = OptimConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    clip: ClipConfig = ClipConfig()
+    amp: AmpConfig = AmpConfig()
+    stability: StabilityConfig = StabilityConfig()
+    faults: tuple[FaultConfig, ...] = ()
+    """Faults on demand; none in a real run."""
+    smoke: dict[str, Any] = {}
+    """Overrides, dotted keys, that make the recipe run in seconds on made-up data: `--smoke` applies them."""

@@ -1,0 +1,68 @@
+"""What the guard decided, and what one optimizer step did: frozen values that everything else reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import final
+
+
+@final
+class SkipReason(Enum):
+    """Why nothing was updated."""
+
+    OVERFLOW = "overflow"
+    """The fp16 loss scale was too high: normal, it has been lowered."""
+    NONFINITE = "nonfinite"
+    """NaN or inf that lowering the loss scale cannot explain."""
+    SPIKE = "spike"
+    """Finite, but far beyond what this run usually shows."""
+    WITHHELD = "withheld"
+    """A fault on demand asked to leave the step out."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the guard decided about one step."""
+
+    loss: float
+    """Mean over the samples of the whole step, all processes together; NaN or inf when that is what it was."""
+    samples: int
+    """Samples of the step, all processes together."""
+    grad_norm: float
+    """Global L2 norm after unscaling and before clipping; NaN or inf when the gradient was."""
+    clip_scale: float
+    """Norm after clipping divided by the norm before; 1.0 when nothing was clipped."""
+    clipped: bool
+    """The update was applied and the clip changed a gradient."""
+    skipped: SkipReason | None
+    """Why nothing was updated, or None when the update was applied."""
+    group_norms: Mapping[str, float] = field(default_factory=dict)
+    """L2 norm before clipping of every layer group."""
+    loss_scale: float = 1.0
+    """Loss scale that this step used; 1.0 without float16."""
+
+    @property
+    def applied(self) -> bool:
+        """Whether the parameters were updated."""
+        return self.skipped is None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One attempted optimizer step, complete."""
+
+    step: int
+    """Number of this attempt, from 0; never goes back."""
+    epoch: float
+    """Epochs begun before the step, with the fraction of the current one: 1.25 is a quarter into the second."""
+    verdict: Verdict
+    lr: float
+    """Learning rate of this step."""
+    seconds: float
+    """Wall-clock time of the whole step."""
+    data_seconds: float
+    """The part of it spent waiting for data."""
