@@ -161,8 +161,8 @@ class StabilityConfig(Section):
 class FaultConfig(Section):
     """One fault on demand, to see the guard at work."""
 
-    step: NonNegativeInt
-    """Attempted step, counted from 0, at which it happens."""
+    step: PositiveInt
+    """Attempted step, counted from 1, at which it happens."""
     kind: Literal["nan_loss", "inf_grad", "withhold"]
     """nan_loss: the loss becomes NaN; inf_grad: one gradient element becomes inf; withhold: the step is not done."""
     rank: NonNegativeInt = 0

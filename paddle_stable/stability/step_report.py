@@ -43,6 +43,8 @@ class Verdict:
     """L2 norm before clipping of every layer group."""
     loss_scale: float = 1.0
     """Loss scale that this step used; 1.0 without float16."""
+    stop_requested: bool = False
+    """Some process was asked to stop by a signal: all stop after this step."""
 
     @property
     def applied(self) -> bool:
@@ -56,7 +58,7 @@ class StepReport:
     """One attempted optimizer step, complete."""
 
     step: int
-    """Number of this attempt, from 0; never goes back."""
+    """Number of this attempt, from 1; never goes back. The checkpoint after it carries the same number."""
     epoch: float
     """Epochs begun before the step, with the fraction of the current one: 1.25 is a quarter into the second."""
     verdict: Verdict

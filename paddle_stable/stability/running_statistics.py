@@ -1,0 +1,33 @@
+"""State that a forward pass changes by itself, such as BatchNorm's running mean and variance."""
+
+from __future__ import annotations
+
+from typing import final
+
+import paddle
+
+
+@final
+class RunningStatistics:
+    """Remembers what forward passes move, so that a skipped step can put it back.
+
+    In Paddle BatchNorm's statistics are not buffers but parameters that are not trainable, so they are found as the
+    state entries with `stop_gradient`; `named_buffers()` of a BatchNorm is empty.
+    """
+
+    def __init__(self, model: paddle.nn.Layer) -> None:
+        """Find the statistics. Call before parameters are frozen: frozen ones look the same but never move."""
+        found = {name: t for name, t in model.state_dict().items() if t.stop_gradient}
+        self.names = tuple(found)
+        self._tensors = tuple(found.values())
+        self._saved: tuple[paddle.Tensor, ...] = ()
+
+    def remember(self) -> None:
+        """Copy them on the device; called before the first forward of a step."""
+        self._saved = tuple(tensor.detach().clone() for tensor in self._tensors)
+
+    def put_back(self) -> None:
+        """Undo what forward passes have done since `remember`."""
+        with paddle.no_grad():
+            for tensor, saved in zip(self._tensors, self._saved, strict=True):
+                paddle.assign(saved, output=tensor)
