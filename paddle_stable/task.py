@@ -64,6 +64,13 @@ class Task(ABC):
         """Metrics named in `metric_names` over a whole split; `outputs` are in the order of `dataset`'s samples."""
 
     @abstractmethod
+    def pictures(self, outputs: Mapping[str, Array], dataset: Dataset, folder: Path) -> dict[str, Path]:
+        """Draw what the outputs over a whole split look like, as PNG files in `folder`: VisualDL tag → file.
+
+        `outputs` are those that `metrics` gets. `{}` for a task without pictures.
+        """
+
+    @abstractmethod
     def assets(self) -> Mapping[str, str]:
         """Small text files, by name, that a saved model needs besides its weights: vocabulary, labels, scaling."""
 
