@@ -8,6 +8,7 @@ from typing import final
 
 import paddle
 
+from paddle_stable.distributed import World
 from paddle_stable.recipe import StabilityConfig
 from paddle_stable.stability.amp import Precision
 from paddle_stable.stability.clip import Clip, PlannedClip
@@ -29,6 +30,7 @@ class StepGuard:
         planned_clip: PlannedClip,
         precision: Precision,
         statistics: RunningStatistics,
+        world: World,
     ) -> None:
         """Put the parts together; `planned_clip` is the `grad_clip` that the optimizer was built with."""
         self._config = config
@@ -37,6 +39,7 @@ class StepGuard:
         self._planned_clip = planned_clip
         self._precision = precision
         self._statistics = statistics
+        self._world = world
         self._checked_sparse = False
 
     def begin(self) -> None:
@@ -70,6 +73,7 @@ class StepGuard:
         if skipped is None:
             self._planned_clip.set_plan(plan)
             optimizer.step()
+            self._statistics.average(self._world)
         else:
             self._statistics.put_back()
         optimizer.clear_grad(set_to_zero=False)

@@ -6,6 +6,8 @@ from typing import final
 
 import paddle
 
+from paddle_stable.distributed import World
+
 
 @final
 class RunningStatistics:
@@ -31,3 +33,19 @@ class RunningStatistics:
         with paddle.no_grad():
             for tensor, saved in zip(self._tensors, self._saved, strict=True):
                 paddle.assign(saved, output=tensor)
+
+    def average(self, world: World) -> None:
+        """Make them the same on every process, with one collective: BatchNorm sees other samples on each.
+
+        Done after every applied step, so that neither the moment of an evaluation nor that of a checkpoint has any
+        influence on them.
+        """
+        moving = [t for t in self._tensors if t.dtype == paddle.float32]
+        if world.size == 1 or not moving:
+            return
+        with paddle.no_grad():
+            packed = paddle.concat([t.flatten() for t in moving])
+            world.sum_(packed)
+            packed.scale_(1.0 / world.size)
+            for tensor, part in zip(moving, packed.split([t.size for t in moving]), strict=True):
+                paddle.assign(part.reshape(tensor.shape), output=tensor)

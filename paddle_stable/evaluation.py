@@ -1,0 +1,50 @@
+"""Metrics of a model over a split: the same numbers, bit for bit, for any number of processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
+
+import paddle
+
+from paddle_stable.data.dataset import Array, Dataset
+from paddle_stable.data.loader import evaluation_batches, in_sample_order
+from paddle_stable.distributed import World
+from paddle_stable.stability.amp import Precision
+from paddle_stable.task import Task
+
+
+@final
+@dataclass(frozen=True)
+class Evaluation:
+    """What a model did on a split."""
+
+    metrics: Mapping[str, float]
+    outputs: Mapping[str, Array]
+    """What `Task.outputs` returned, first axis in the order of the split's samples."""
+
+
+def evaluate(
+    task: Task, model: paddle.nn.Layer, precision: Precision, dataset: Dataset, *, batch_size: int, world: World
+) -> Evaluation:
+    """Run a split through the model (the layer itself, not its data-parallel wrapper).
+
+    Batches are whole and fixed, a function of split and batch size, and are dealt to the processes; their outputs are
+    gathered and put into the order of the samples before any metric is computed.
+    """
+    was_training = model.training
+    model.eval()
+    try:
+        with paddle.no_grad(), precision.autocast():
+            mine = [
+                (batch.indices, task.outputs(model, batch))
+                for batch in evaluation_batches(dataset, batch_size, world)
+            ]
+    finally:
+        if was_training:
+            model.train()
+    outputs = in_sample_order(mine, len(dataset), world)
+    return Evaluation(task.metrics(outputs, dataset), outputs)
+
+

@@ -1,0 +1,66 @@
+"""The folder of a run: never overwritten silently, never used by two runs at once."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from pathlib import Path
+from typing import IO, final
+
+from paddle_stable.errors import ExitCode, InputError
+
+
+@final
+class RunFolder:
+    """`run.output_dir`, held by this process until `close`."""
+
+    def __init__(self, path: Path) -> None:
+        """Create and lock the folder.
+
+        Raises:
+            InputError: when it cannot be created or written, or another run holds it.
+        """
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock: IO[str] = (path / "run.lock").open("a+", encoding="utf8")
+        except OSError as error:
+            raise InputError.single(str(path), f"run.output_dir cannot be written: {error.strerror}") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._lock.close()
+            raise InputError.single(
+                str(path), "another run is training into this folder; give this one its own: -o run.output_dir=…"
+            ) from error
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where checkpoints are."""
+        return self.path / "checkpoints"
+
+    def holds_a_run(self) -> bool:
+        """Whether an earlier run has left metrics or checkpoints here."""
+        return (self.path / "metrics.jsonl").exists() or any(self.checkpoints.glob("step-*"))
+
+    def refuse_to_overwrite(self) -> None:
+        """Raise InputError when the folder holds an earlier run."""
+        if self.holds_a_run():
+            raise InputError.single(
+                str(self.path),
+                "there is a run in this folder already. Go on with it: --resume auto; or start another one beside it: "
+                f"-o run.output_dir={self.path}-2",
+            )
+
+    def write_exit(self, code: ExitCode, reason: str, *, step: int) -> None:
+        """Write `exit.json`, which says how the run ended also where a launcher hides the exit code."""
+        record = {"code": int(code), "name": code.name.lower(), "reason": reason, "step": step, "time": time.time()}
+        aside = self.path / f".exit.json.{os.getpid()}"
+        aside.write_text(json.dumps(record, indent=2) + "\n", encoding="utf8")
+        os.replace(aside, self.path / "exit.json")
+
+    def close(self) -> None:
+        """Let another process have the folder."""
+        self._lock.close()

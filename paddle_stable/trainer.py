@@ -1,0 +1,203 @@
+"""Trainer: one loop that spells out what happens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import paddle
+
+from paddle_stable.checkpoint import CheckpointParts, CheckpointStore
+from paddle_stable.data.dataset import Batch, Dataset, Splits
+from paddle_stable.data.loader import Loader, Window
+from paddle_stable.distributed import World
+from paddle_stable.evaluation import Evaluation, evaluate
+from paddle_stable.progress import Best, Progress
+from paddle_stable.recipe import Recipe
+from paddle_stable.schedule import Schedule
+from paddle_stable.seeding import seed_step
+from paddle_stable.stability.amp import Precision
+from paddle_stable.stability.faults import Faults
+from paddle_stable.stability.guard import StepGuard
+from paddle_stable.stability.monitor import Monitor
+from paddle_stable.stability.step_report import StepReport, Verdict
+from paddle_stable.stop_signal import StopSignal
+from paddle_stable.task import Task
+from paddle_stable.training_state import model_arrays, optimizer_arrays
+from paddle_stable.writers import Writers
+
+
+class Diverged(Exception):
+    """Training cannot go on in a useful way. The message explains; the best checkpoint is intact."""
+
+
+class Stopped(Exception):
+    """A signal asked for an end; a checkpoint is saved."""
+
+
+class StepFailed(Exception):
+    """An operation of the forward or backward pass raised; the message names the samples that were in it."""
+
+
+@final
+@dataclass
+class Trainer:
+    """Everything a run consists of, put together by `build.build_trainer`."""
+
+    recipe: Recipe
+    recipe_text: str
+    task: Task
+    splits: Splits
+    world: World
+    model: paddle.nn.Layer
+    network: paddle.nn.Layer
+    """`model`, or its data-parallel wrapper when there are several processes."""
+    optimizer: paddle.optimizer.Optimizer
+    precision: Precision
+    guard: StepGuard
+    schedule: Schedule
+    loader: Loader
+    faults: Faults
+    monitor: Monitor
+    store: CheckpointStore
+    writers: Writers
+    best: Best
+    progress: Progress = field(default_factory=Progress)
+
+    def fit(self) -> None:
+        """Train until the last step or until patience runs out.
+
+        Raises:
+            Diverged: after too many unusable steps in a row, or when parameters are no longer finite.
+            Stopped: after a signal, with a checkpoint of the last finished step.
+            StepFailed: when an operation raises.
+        """
+        windows = self.loader.steps()
+        with StopSignal() as stop:
+            while self.progress.step < self.schedule.total and not self.out_of_patience():
+                report = self.train_step(windows, stop_vote=stop.received is not None)
+                self._record(report)
+                self._end_when_diverged()
+                evaluated = self._due(self.recipe.run.eval_every)
+                improved = self._evaluate_dev() if evaluated else False
+                if improved or (evaluated if self.recipe.run.save_every is None else self._due(self.recipe.run.save_every)):
+                    self.save(is_best=improved)
+                if report.verdict.stop_requested:
+                    self.save(is_best=False)
+                    raise Stopped(f"stopped by a signal after step {self.progress.step}; checkpoint saved")
+
+    def train_step(self, windows: Iterator[Window], *, stop_vote: bool = False) -> StepReport:
+        """Run one optimizer step over the next window and say what it did."""
+        started = time.perf_counter()
+        epoch = self.loader.position.epoch + self.loader.position.window / self.loader.steps_per_epoch
+        window = next(windows)
+        waited = time.perf_counter() - started
+        step = self.progress.step + 1
+        lr = self.schedule.lr(self.progress.applied)  # a skipped step must not use up learning rate
+        self.optimizer.set_lr(lr)
+        seed_step(self.recipe.run.seed, self.world.rank, step)
+        if self.faults.withholds(step):
+            verdict = self.guard.withhold()
+        else:
+            verdict = self._attempt(step, window.parts, stop_vote=stop_vote)
+        self.progress = self.progress.after(verdict)
+        return StepReport(step, epoch, verdict, lr, seconds=time.perf_counter() - started, data_seconds=waited)
+
+    def _attempt(self, step: int, parts: Sequence[Batch], *, stop_vote: bool) -> Verdict:
+        """Forward and backward over this process's micro-batches, then the guard's decision."""
+        self.guard.begin()
+        losses = []
+        for batch in parts:
+            try:
+                # Gradients are added up over the processes once, with the last micro-batch.
+                with self.world.sync_gradients(self.network, enabled=batch is parts[-1]):
+                    with self.precision.autocast():
+                        loss = self.task.loss(self.network, batch)
+                    loss = self.faults.spoil_loss(step, loss) * batch.weight
+                    self.precision.backward(loss * self.world.gradient_scale)
+            except Exception as error:
+                raise StepFailed(self._what_failed(step, batch, error)) from error
+            losses.append(loss)
+        self.faults.spoil_gradients(step, self.model)
+        samples = sum(batch.size for batch in parts if batch.weight > 0.0)
+        return self.guard.step(self.optimizer, losses, samples=samples, stop_vote=stop_vote)
+
+    def evaluate(self, dataset: Dataset) -> Evaluation:
+        """Metrics of the present parameters over a split."""
+        batch_size = self.recipe.data.eval_batch_size
+        return evaluate(self.task, self.model, self.precision, dataset, batch_size=batch_size, world=self.world)
+
+    def save(self, *, is_best: bool) -> None:
+        """Write a checkpoint of the last finished step, on rank 0.
+
+        Raises:
+            Diverged: when a parameter or a moment is not finite. Nothing is written then.
+        """
+        if self.world.is_main:
+            self.store.save(self.progress.step, self._parts(), best=is_best)
+            self.writers.note(f"step {self.progress.step}: checkpoint saved{' (best)' if is_best else ''}")
+        self.world.barrier()
+
+    def out_of_patience(self) -> bool:
+        """Whether `run.early_stop` evaluations in a row were no better."""
+        patience = self.recipe.run.early_stop
+        return patience is not None and self.best.evaluations_since >= patience
+
+    def state(self) -> dict[str, Any]:
+        """Everything besides model and optimizer that a resumed run needs; JSON."""
+        return {
+            "progress": self.progress.state(),
+            "position": self.loader.position.state(),
+            "best": self.best.state(),
+            "amp": self.precision.state(),
+            "monitor": self.monitor.state(),
+        }
+
+    def _parts(self) -> CheckpointParts:
+        return CheckpointParts(
+            model=model_arrays(self.model),
+            optimizer=optimizer_arrays(self.optimizer, self.model),
+            state=self.state(),
+            assets={**self.task.assets(), "recipe.yaml": self.recipe_text},
+        )
+
+    def _record(self, report: StepReport) -> None:
+        self.monitor.update(report)
+        log = report.step % self.recipe.run.log_every == 0 or report.step == self.schedule.total
+        self.writers.step(report, self.monitor.scalars() if log else None)
+
+    def _end_when_diverged(self) -> None:
+        limit = self.recipe.stability.max_consecutive_skips
+        if self.progress.unusable_in_a_row >= limit:
+            raise Diverged(
+                f"{limit} steps in a row could not be used (stability.max_consecutive_skips), the last at step "
+                f"{self.progress.step}. {self.monitor.explain_skips()}"
+            )
+
+    def _due(self, every: int | None) -> bool:
+        """Every so many steps, or at the end of an epoch; always after the last step."""
+        at_end = self.progress.step == self.schedule.total
+        if every is None:
+            return at_end or self.loader.position.window == 0
+        return at_end or self.progress.step % every == 0
+
+    def _evaluate_dev(self) -> bool:
+        """Evaluate on the dev set; true when it is the best so far."""
+        metrics = self.evaluate(self.splits.dev).metrics
+        self.best = self.best.after(self.progress.step, metrics[self.best.metric])
+        self.writers.evaluation(self.progress.step, metrics)
+        if self.world.is_main:
+            self.writers.histograms(
+                self.progress.step,
+                {f"parameters/{name}": p.numpy() for name, p in self.model.named_parameters() if not p.stop_gradient},
+            )
+        return self.best.evaluations_since == 0 and self.best.value is not None
+
+    def _what_failed(self, step: int, batch: Batch, error: Exception) -> str:
+        origins = [str(self.splits.train.origin(index)) for index in batch.indices]
+        newest = self.store.newest_valid()[0] if self.world.is_main else None
+        kept = f"The last checkpoint is {newest}." if newest else "There is no checkpoint yet."
+        shown = "\n".join(f"  {origin}" for origin in origins[:64])
+        return f"step {step} failed with {type(error).__name__}: {error}\nSamples in it:\n{shown}\n{kept}"
