@@ -1,0 +1,152 @@
+"""The loss scale against a written-out oracle, and emulated half precision end to end."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+
+from paddle_stable.recipe import AmpConfig, ClipConfig
+from paddle_stable.stability.amp import EmulatedPrecision, LossScale, build_precision
+from paddle_stable.stability.step_report import SkipReason
+
+PATTERNS = {
+    "all": itertools.repeat(True),
+    "none": itertools.repeat(False),
+    "alternating": itertools.cycle([True, False]),
+    "some": itertools.cycle([False, False, True, True, False, True, False, False, False, False, False]),
+}
+
+
+def oracle(pattern: list[bool], init: float, growth: int, hysteresis: int, floor: float, ceiling: float) -> list[float]:
+    """The rule again, written as a plain count over the whole history instead of as state."""
+    scales, scale = [], init
+    quiet, bad = 0, 0
+    for overflow in pattern:
+        scales.append(scale)
+        if overflow:
+            quiet, bad = 0, bad + 1
+            if bad == hysteresis:
+                scale, bad = max(scale / 2, floor), 0
+        else:
+            bad, quiet = 0, quiet + 1
+            if quiet == growth:
+                scale, quiet = min(scale * 2, ceiling), 0
+    return scales
+
+
+@pytest.mark.parametrize("name", sorted(PATTERNS))
+@pytest.mark.parametrize("hysteresis", [1, 2, 3])
+def test_the_scale_follows_the_oracle(name: str, hysteresis: int) -> None:
+    config = AmpConfig(
+        dtype="float16", emulate=True, init_scale=1024.0, growth_interval=3, hysteresis=hysteresis, min_scale=4.0,
+        max_scale=8192.0,
+    )  # fmt: skip
+    pattern = list(itertools.islice(PATTERNS[name], 60))
+    state, scales = LossScale(config.init_scale), []
+    for overflow in pattern:
+        scales.append(state.scale)
+        state = state.after(overflow=overflow, config=config)
+    assert scales == oracle(pattern, 1024.0, 3, hysteresis, 4.0, 8192.0)
+
+
+def test_literal_scales_of_the_usual_rule() -> None:
+    config = AmpConfig(dtype="float16", emulate=True, init_scale=16.0, growth_interval=2, min_scale=2.0)
+    state, scales = LossScale(16.0), []
+    for overflow in [True, True, True, True, True, False, False, False, False]:
+        state = state.after(overflow=overflow, config=config)
+        scales.append(state.scale)
+    assert scales == [8.0, 4.0, 2.0, 2.0, 2.0, 2.0, 4.0, 4.0, 8.0]
+
+
+def emulated(**changes: Any) -> AmpConfig:
+    return AmpConfig(dtype="float16", emulate=True, **changes)
+
+
+def test_overflow_lowers_the_scale_and_changes_nothing_else(small_run: Any) -> None:
+    run = small_run(amp=emulated(init_scale=2.0**24))
+    before = run.digest()
+    verdicts = []
+    while not (verdict := run.step(0, loss_factor=1000.0)).applied:
+        verdicts.append(verdict)
+        assert run.digest() == before
+    assert verdicts
+    assert all(v.skipped is SkipReason.OVERFLOW for v in verdicts)
+    assert [v.loss_scale for v in verdicts] == [2.0 ** (24 - i) for i in range(len(verdicts))]
+    assert run.digest() != before
+
+
+def test_overflow_at_the_floor_is_nonfinite(small_run: Any) -> None:
+    run = small_run(amp=emulated(init_scale=8.0, min_scale=4.0))
+    reasons = [run.step(0, loss_factor=1e10).skipped for _ in range(4)]
+    assert reasons == [SkipReason.OVERFLOW, *[SkipReason.NONFINITE] * 3]
+    assert run.precision.loss_scale == 4.0
+
+
+def test_an_activation_overflow_is_not_blamed_on_the_scale(small_run: Any) -> None:
+    run = small_run(amp=emulated())
+    with paddle.no_grad():
+        run.model.last.weight.set_value(paddle.full([8, 1], 60000.0))
+    assert run.step(0).skipped is SkipReason.NONFINITE
+    assert run.precision.loss_scale == 65536.0
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_emulation_rounds_activations_and_gradients_like_ieee_half(dtype: str) -> None:
+    layer = paddle.nn.Sequential(paddle.nn.Linear(3, 3))
+    precision = build_precision(AmpConfig(dtype=dtype, emulate=True, init_scale=1.0, min_scale=1.0), layer)
+    x = paddle.to_tensor([[0.1, 0.2, 0.3]])
+    plain = paddle.nn.functional.linear(x, layer[0].weight, layer[0].bias)
+    np.testing.assert_array_equal(layer(x).numpy(), plain.astype(dtype).astype("float32").numpy())
+    assert isinstance(precision, EmulatedPrecision)
+    precision.close()
+    np.testing.assert_array_equal(layer(x).numpy(), plain.numpy())
+
+
+def test_small_gradients_vanish_in_half_precision_and_scaling_saves_them() -> None:
+    def gradient(scale: float) -> float:
+        layer = paddle.nn.Sequential(paddle.nn.Linear(1, 1))
+        precision = build_precision(emulated(init_scale=scale), layer)
+        precision.backward(layer(paddle.ones([1, 1])).sum() * 1e-9)
+        precision.unscale(paddle.optimizer.SGD(parameters=layer.parameters()), list(layer.parameters()))
+        return float(layer[0].weight.grad)
+
+    assert gradient(1.0) == 0.0
+    assert gradient(65536.0) == pytest.approx(1e-9, rel=1e-2)
+
+
+def test_only_the_listed_layers_are_rounded(small_run: Any) -> None:
+    run = small_run(amp=emulated(emulate_layers=("last",)))
+    seen = []
+    hook = run.model.first.register_forward_post_hook(lambda layer, inputs, output: seen.append(output))
+    output = run.model(paddle.rand([16, 4]))
+    hook.remove()
+    assert (output.numpy() == output.numpy().astype("float16").astype("float32")).all()
+    assert (seen[0].numpy() != seen[0].numpy().astype("float16").astype("float32")).any()
+
+
+@pytest.fixture(params=["float32", "float16", "bfloat16"])
+def precision_pair(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Any]]:
+    config = AmpConfig(dtype=request.param, emulate=request.param != "float32")
+    yield tuple(build_precision(config, paddle.nn.Sequential(paddle.nn.Linear(1, 1))) for _ in range(2))
+
+
+def test_the_state_round_trips(precision_pair: tuple[Any, Any]) -> None:
+    first, second = precision_pair
+    for overflow in (True, False, False):
+        first.update(overflow=overflow)
+    second.load_state(first.state())
+    assert second.state() == first.state()
+    assert second.loss_scale == first.loss_scale
+
+
+def test_clip_rate_is_the_same_in_emulated_half_precision(small_run: Any) -> None:
+    plain, half = small_run(ClipConfig(max_norm=0.2)), small_run(ClipConfig(max_norm=0.2), emulated(init_scale=128.0))
+    for seed in range(5):
+        a, b = plain.step(seed), half.step(seed)
+        assert a.clipped == b.clipped
+        assert a.grad_norm == pytest.approx(b.grad_norm, rel=0.05)

@@ -1,0 +1,140 @@
+"""Promise 1: a skipped step changes nothing that learns. Promise 3: one read a step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+
+from paddle_stable.recipe import AmpConfig, ClipConfig
+from paddle_stable.stability.step_report import SkipReason
+
+
+def poison(value: float, where: str) -> Callable[[paddle.nn.Layer], None]:
+    """Put `value` into one element of the gradients that `where` names."""
+
+    def spoil(model: paddle.nn.Layer) -> None:
+        parameters = dict(model.named_parameters())
+        names = [n for n, p in parameters.items() if p.grad is not None]
+        unclipped = [n for n in names if not parameters[n].need_clip]
+        chosen = {"first": names[:1], "middle": names[4:5], "last": names[-1:], "unclipped": unclipped, "all": names}
+        for name in chosen[where]:
+            addend = np.zeros(parameters[name].shape, dtype="float32")
+            addend.flat[0] = value
+            parameters[name].grad.add_(paddle.to_tensor(addend))
+
+    return spoil
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("where", ["first", "middle", "last", "unclipped", "all"])
+@pytest.mark.parametrize("kind", ["global_norm", "norm", "value", "none"])
+def test_a_skipped_step_changes_nothing_that_learns(small_run: Any, value: float, where: str, kind: str) -> None:
+    run = small_run(ClipConfig(kind=kind))
+    for seed in range(2):
+        assert run.step(seed).applied
+    before = run.digest()
+    verdict = run.step(7, spoil=poison(value, where))
+    assert verdict.skipped is SkipReason.NONFINITE
+    assert not verdict.clipped
+    assert run.digest() == before
+
+
+def test_a_non_finite_loss_is_a_skip_even_when_gradients_are_finite(small_run: Any) -> None:
+    run = small_run()
+    before = run.digest()
+    run.guard.begin()
+    loss = run.model(paddle.ones([4, 4])).mean()
+    loss.backward()
+    verdict = run.guard.step(run.optimizer, [loss * math.nan], samples=4)
+    assert verdict.skipped is SkipReason.NONFINITE
+    assert math.isnan(verdict.loss)
+    assert run.digest() == before
+
+
+def test_batch_norm_statistics_exist_move_and_are_put_back(small_run: Any) -> None:
+    run = small_run()
+    statistics = {n: t for n, t in run.model.state_dict().items() if n.startswith("batch_norm._")}
+    assert sorted(statistics) == ["batch_norm._mean", "batch_norm._variance"]
+    before = {n: t.numpy().copy() for n, t in statistics.items()}
+    run.step(0, spoil=poison(math.nan, "first"))
+    assert all((statistics[n].numpy() == before[n]).all() for n in statistics)
+    run.step(0)
+    assert all((statistics[n].numpy() != before[n]).any() for n in statistics)
+
+
+def test_without_the_guard_the_same_step_destroys_everything(small_run: Any) -> None:
+    run = small_run(guard=False)
+    verdict = run.step(0, spoil=poison(math.nan, "first"))
+    assert verdict.applied
+    assert all(np.isnan(p.numpy()).all() for p in run.model.parameters() if p.need_clip and not p.stop_gradient)
+
+
+def test_a_run_with_poisoned_steps_equals_one_that_withholds_them(small_run: Any) -> None:
+    poisoned, withheld = small_run(), small_run()
+    for seed in range(8):
+        if seed in (2, 3, 6):
+            assert not poisoned.step(seed, spoil=poison(math.nan, "last")).applied
+            assert not withheld.guard.withhold().applied
+        else:
+            poisoned.step(seed)
+            withheld.step(seed)
+    assert poisoned.digest() == withheld.digest()
+    plain = small_run()
+    for seed in range(8):
+        plain.step(seed)
+    assert plain.digest() != poisoned.digest()
+
+
+@pytest.mark.parametrize("kind", ["global_norm", "norm", "value", "none"])
+@pytest.mark.parametrize("amp", [AmpConfig(), AmpConfig(dtype="float16", emulate=True)])
+def test_one_read_a_step(small_run: Any, kind: str, amp: AmpConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = small_run(ClipConfig(kind=kind), amp)
+    run.step(0)
+    reads: list[str] = []
+    tensor = type(paddle.ones([1]))
+    for name in ("numpy", "item", "tolist", "__float__", "__int__", "__bool__", "__array__"):
+        original = getattr(tensor, name)
+
+        def counted(self: Any, *args: Any, _name: str = name, _original: Any = original, **kwargs: Any) -> Any:
+            reads.append(_name)
+            return _original(self, *args, **kwargs)
+
+        monkeypatch.setattr(tensor, name, counted)
+    assert run.step(1).applied
+    assert reads == ["numpy"]
+
+
+def test_gradients_are_cleared_after_a_step_and_after_a_skip(small_run: Any) -> None:
+    run = small_run()
+    for spoil in (None, poison(math.inf, "all")):
+        run.step(0, spoil=spoil)
+        assert all(p.grad is None for p in run.gradients.parameters)
+
+
+def test_an_optimizer_stepped_without_the_guard_is_an_error(small_run: Any) -> None:
+    run = small_run()
+    run.model(paddle.ones([4, 4])).mean().backward()
+    with pytest.raises(RuntimeError, match=r"StepGuard\.step"):
+        run.optimizer.step()
+
+
+def test_a_sparse_embedding_is_refused_with_the_way_out(small_run: Any) -> None:
+    run = small_run()
+    run.model.extra = paddle.nn.Embedding(5, 4, sparse=True)
+    gradients = type(run.gradients)(run.model, run.guard._world)
+    run.model.extra(paddle.to_tensor([1])).sum().backward()
+    with pytest.raises(TypeError, match="sparse=False"):
+        gradients.refuse_sparse()
+
+
+def test_every_process_hears_of_a_wish_to_stop(small_run: Any) -> None:
+    run = small_run()
+    run.guard.begin()
+    loss = run.model(paddle.ones([4, 4])).mean()
+    loss.backward()
+    assert run.guard.step(run.optimizer, [loss], samples=4, stop_vote=True).stop_requested

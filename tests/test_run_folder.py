@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paddle_stable.errors import ExitCode, InputError
+from paddle_stable.run_folder import RunFolder
+
+
+def test_a_second_run_in_the_same_folder_is_refused_until_the_first_is_done(tmp_path: Path) -> None:
+    first = RunFolder(tmp_path / "run")
+    with pytest.raises(InputError, match="another run is training into this folder"):
+        RunFolder(tmp_path / "run")
+    first.close()
+    RunFolder(tmp_path / "run").close()
+
+
+@pytest.mark.parametrize("left", ["metrics.jsonl", "checkpoints/step-000010"])
+def test_an_earlier_run_is_not_overwritten(tmp_path: Path, left: str) -> None:
+    folder = RunFolder(tmp_path)
+    folder.refuse_to_overwrite()
+    if left.endswith("jsonl"):
+        (tmp_path / left).touch()
+    else:
+        (tmp_path / left).mkdir(parents=True)
+    with pytest.raises(InputError, match="--resume auto"):
+        folder.refuse_to_overwrite()
+    folder.close()
+
+
+def test_a_folder_that_cannot_be_made_is_an_input_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"run\.output_dir cannot be written"):
+        RunFolder(tmp_path / "file" / "run")
+
+
+def test_exit_json_says_how_the_run_ended(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.write_exit(ExitCode.DIVERGED, "why", step=7)
+    record = json.loads((tmp_path / "exit.json").read_text())
+    assert (record["code"], record["name"], record["reason"], record["step"]) == (3, "diverged", "why", 7)
+    folder.close()

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from paddle_stable.stop_signal import StopSignal
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_first_of_several_signals_is_remembered_and_the_process_lives(number: signal.Signals) -> None:
+    with StopSignal() as stop:
+        assert stop.received is None
+        for _ in range(3):
+            os.kill(os.getpid(), number)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.received == number.name
+
+
+def test_the_old_handlers_come_back() -> None:
+    before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
+    with StopSignal():
+        assert signal.getsignal(signal.SIGTERM) != before[signal.SIGTERM]
+    assert {n: signal.getsignal(n) for n in before} == before
