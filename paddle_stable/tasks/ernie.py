@@ -181,7 +181,8 @@ def sample_reviews(sizes: Mapping[str, int]) -> dict[str, list[str]]:
         "negative": ("很差", "失望", "后悔", "太吵", "难用", "不值"),
     }
     lines = [
-        f"{thing}{words[label][index]}，{things[(place + index + 1) % 12]}{words[label][(index + shift) % 6]}\t{label}"
+        f"{thing}{words[label][index]}，{things[(place + index + 1) % 12]}{words[label][(index + shift) % 6]}"
+        f"{'！' * (place % 4)}\t{label}"
         for shift in range(3)
         for place, thing in enumerate(things)
         for index in range(6)
