@@ -1,0 +1,139 @@
+"""What a run's figures say about its recipe: plain sentences with the numbers and the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import final
+
+from paddle_stable.recipe import AmpConfig, ClipConfig
+from paddle_stable.stability.monitor import Monitor, NormQuantiles
+
+ENOUGH_STEPS = 20
+"""Rates over fewer steps say nothing."""
+HIGH_CLIP_RATE = 0.30
+HIGH_SKIP_RATE = 0.05
+FAR_ABOVE = 2.0
+"""A bound that many times the 95th percentile limits nothing that usually happens."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class NaiveComparison:
+    """A dev metric beside what it would be without any learning: the majority class, the last value."""
+
+    metric: str
+    value: float
+    naive: float
+    naive_answer: str
+    """The answer that needs no model, in words: "the majority class"."""
+    higher_is_better: bool
+
+    @property
+    def better(self) -> bool:
+        """Whether the model beats the naive answer. NaN beats nothing."""
+        return self.value > self.naive if self.higher_is_better else self.value < self.naive
+
+
+def advice(
+    monitor: Monitor, *, clip: ClipConfig, amp: AmpConfig, comparison: NaiveComparison | None = None
+) -> list[str]:
+    """Sentences for the end of a run, most pressing first; empty when there is nothing to say.
+
+    Args:
+        monitor: the run's monitor; rates are those of the whole run, norm quantiles those of its window.
+        clip: the recipe's `clip` section.
+        amp: the recipe's `amp` section.
+        comparison: the dev metric beside the naive answer, when the run has evaluated.
+    """
+    return [
+        *_about_skips(monitor),
+        *_about_loss_scale(monitor, amp),
+        *_about_learning(comparison),
+        *_about_clipping(monitor, clip),
+    ]
+
+
+def _about_skips(monitor: Monitor) -> Iterator[str]:
+    totals = monitor.totals
+    # Withheld steps are skipped because the recipe asks for it.
+    unwanted = totals.skipped - totals.skips["withheld"]
+    if totals.step >= ENOUGH_STEPS and unwanted > HIGH_SKIP_RATE * totals.step:
+        yield f"{unwanted / totals.step:.0%} of the steps brought nothing. {monitor.explain_skips()}"
+
+
+def _about_loss_scale(monitor: Monitor, amp: AmpConfig) -> Iterator[str]:
+    scale, skips = monitor.loss_scale, monitor.totals.skips
+    # A scale that begins at the floor and never overflows is a choice, not a symptom.
+    overflowed = skips["overflow"] + skips["nonfinite"] > 0
+    if amp.dtype == "float16" and overflowed and scale is not None and scale <= amp.min_scale:
+        yield (
+            f"The loss scale is at its floor (amp.min_scale={amp.min_scale:g}): gradients overflow at any scale. "
+            "Lower optim.lr, look for activations that grow, or use amp.dtype=bfloat16 or float32."
+        )
+
+
+def _about_learning(comparison: NaiveComparison | None) -> Iterator[str]:
+    if comparison is not None and not comparison.better:
+        yield (
+            f"The dev {comparison.metric} of {comparison.value:.4g} is not better than {comparison.naive_answer} "
+            f"({comparison.naive:.4g}): nothing useful was learned. Check labels and data, train longer, and try "
+            "another optim.lr, ten times higher or lower."
+        )
+
+
+def _about_clipping(monitor: Monitor, clip: ClipConfig) -> Iterator[str]:
+    quantiles = monitor.norm_quantiles()
+    totals = monitor.totals
+    if totals.applied < ENOUGH_STEPS or quantiles is None:
+        return
+    if clip.kind == "none":
+        yield (
+            f"Gradients were observed and not clipped. Their norm: {_shown(quantiles)}. "
+            f"A bound to start from: clip.kind=global_norm clip.max_norm={quantiles.p95:.3g}."
+        )
+    elif totals.clipped == 0:
+        yield from _about_never_clipping(totals.applied, clip, quantiles)
+    elif totals.clip_rate > HIGH_CLIP_RATE:
+        clipped = f"{totals.clipped} of {totals.applied} applied steps ({totals.clip_rate:.0%}) were clipped"
+        yield f"{clipped} {_about_often_clipping(clip)} Norms before the clip: {_shown(quantiles)}."
+
+
+def _about_often_clipping(clip: ClipConfig) -> str:
+    if clip.kind == "global_norm":
+        return (
+            f"(clip.max_norm={clip.max_norm:g}). When that many are, the model or the learning rate is at fault, not "
+            "the threshold: lower optim.lr, lengthen the warm-up, or look at the model's initialisation and "
+            "normalisation."
+        )
+    bound = f"clip.max_value={clip.max_value:g}" if clip.kind == "value" else f"clip.max_norm={clip.max_norm:g}"
+    part = "one element" if clip.kind == "value" else "one parameter"
+    return (
+        f"(clip.kind={clip.kind}, {bound}). {part.capitalize()} beyond the bound is enough for that, so the rate alone "
+        "is no alarm: look at stability/clip_scale, the part of the norm that is left. When it is often below 0.5, "
+        "lower optim.lr, or use clip.kind=global_norm, which keeps the direction of the step."
+    )
+
+
+def _about_never_clipping(applied: int, clip: ClipConfig, quantiles: NormQuantiles) -> Iterator[str]:
+    # Silent about a bound close above the usual norms: that is a good one in a run without outliers.
+    if clip.kind == "value":
+        yield (
+            f"No gradient element reached clip.max_value={clip.max_value:g} in {applied} applied steps: the clip did "
+            f"nothing. Lower the bound, or use clip.kind=global_norm. Norms: {_shown(quantiles)}."
+        )
+    elif clip.kind == "norm":
+        yield (
+            f"No parameter's gradient reached clip.max_norm={clip.max_norm:g} in {applied} applied steps: the clip did "
+            f"nothing. A parameter's norm is below the global one ({_shown(quantiles)}): lower the bound."
+        )
+    elif clip.max_norm > FAR_ABOVE * quantiles.p95:
+        yield (
+            f"None of {applied} applied steps was clipped: clip.max_norm={clip.max_norm:g} is far above the usual "
+            f"norms ({_shown(quantiles)}) and limits only disasters. To limit outliers too: "
+            f"clip.max_norm={quantiles.p95:.3g}."
+        )
+
+
+def _shown(quantiles: NormQuantiles) -> str:
+    return f"half below {quantiles.p50:.3g}, 95 % below {quantiles.p95:.3g}, 99 % below {quantiles.p99:.3g}"
