@@ -41,26 +41,27 @@ class RunFolder:
         """Where checkpoints are."""
         return self.path / "checkpoints"
 
-    def holds_a_run(self) -> bool:
-        """Whether an earlier run has left metrics or checkpoints here."""
-        return (self.path / "metrics.jsonl").exists() or any(self.checkpoints.glob("step-*"))
+    def refuse_to_overwrite(self, *, resuming: bool) -> None:
+        """Raise InputError when a fresh start would destroy something: checkpoints, or metrics nobody asked to resume.
 
-    def refuse_to_overwrite(self) -> None:
-        """Raise InputError when the folder holds an earlier run."""
-        if self.holds_a_run():
+        A run that was killed before its first checkpoint has metrics only: `--resume auto` starts it again.
+        """
+        has_checkpoints = any(self.checkpoints.glob("step-*"))
+        if has_checkpoints or ((self.path / "metrics.jsonl").exists() and not resuming):
             raise InputError.single(
                 str(self.path),
                 "there is a run in this folder already. Go on with it: --resume auto; or start another one beside it: "
                 f"-o run.output_dir={self.path}-2",
             )
 
-    def write_exit(self, code: ExitCode, reason: str, *, step: int) -> None:
-        """Write `exit.json`, which says how the run ended also where a launcher hides the exit code."""
-        record = {"code": int(code), "name": code.name.lower(), "reason": reason, "step": step, "time": time.time()}
-        aside = self.path / f".exit.json.{os.getpid()}"
-        aside.write_text(json.dumps(record, indent=2) + "\n", encoding="utf8")
-        os.replace(aside, self.path / "exit.json")
-
     def close(self) -> None:
         """Let another process have the folder."""
         self._lock.close()
+
+
+def write_exit(folder: Path, code: ExitCode, reason: str, *, step: int) -> None:
+    """Write `exit.json`, which says how the run ended also where a launcher hides the exit code."""
+    record = {"code": int(code), "name": code.name.lower(), "reason": reason, "step": step, "time": time.time()}
+    aside = folder / f".exit.json.{os.getpid()}"
+    aside.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf8")
+    os.replace(aside, folder / "exit.json")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -65,6 +65,8 @@ class Trainer:
     writers: Writers
     best: Best
     progress: Progress = field(default_factory=Progress)
+    dev_metrics: Mapping[str, float] = field(default_factory=dict)
+    """Of the newest evaluation on the dev set; empty before the first."""
 
     def fit(self) -> None:
         """Train until the last step or until patience runs out.
@@ -149,10 +151,11 @@ class Trainer:
         """Everything besides model and optimizer that a resumed run needs; JSON."""
         return {
             "progress": self.progress.state(),
-            "position": self.loader.position.state(),
+            "position": self.loader.position.to_json(),
             "best": self.best.state(),
             "amp": self.precision.state(),
             "monitor": self.monitor.state(),
+            "dev_metrics": dict(self.dev_metrics),
         }
 
     def _parts(self) -> CheckpointParts:
@@ -185,7 +188,7 @@ class Trainer:
 
     def _evaluate_dev(self) -> bool:
         """Evaluate on the dev set; true when it is the best so far."""
-        metrics = self.evaluate(self.splits.dev).metrics
+        metrics = self.dev_metrics = self.evaluate(self.splits.dev).metrics
         self.best = self.best.after(self.progress.step, metrics[self.best.metric])
         self.writers.evaluation(self.progress.step, metrics)
         if self.world.is_main:

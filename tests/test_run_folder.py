@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from paddle_stable.errors import ExitCode, InputError
-from paddle_stable.run_folder import RunFolder
+from paddle_stable.run_folder import RunFolder, write_exit
 
 
 def test_a_second_run_in_the_same_folder_is_refused_until_the_first_is_done(tmp_path: Path) -> None:
@@ -17,16 +17,20 @@ def test_a_second_run_in_the_same_folder_is_refused_until_the_first_is_done(tmp_
     RunFolder(tmp_path / "run").close()
 
 
-@pytest.mark.parametrize("left", ["metrics.jsonl", "checkpoints/step-000010"])
-def test_an_earlier_run_is_not_overwritten(tmp_path: Path, left: str) -> None:
+@pytest.mark.parametrize(("left", "resuming"), [("metrics.jsonl", False), ("checkpoints/step-000010", True)])
+def test_an_earlier_run_is_not_overwritten(tmp_path: Path, left: str, resuming: bool) -> None:
     folder = RunFolder(tmp_path)
-    folder.refuse_to_overwrite()
-    if left.endswith("jsonl"):
-        (tmp_path / left).touch()
-    else:
-        (tmp_path / left).mkdir(parents=True)
+    folder.refuse_to_overwrite(resuming=resuming)
+    (tmp_path / left).mkdir(parents=True)
     with pytest.raises(InputError, match="--resume auto"):
-        folder.refuse_to_overwrite()
+        folder.refuse_to_overwrite(resuming=resuming)
+    folder.close()
+
+
+def test_a_run_killed_before_its_first_checkpoint_can_be_started_again(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    (tmp_path / "metrics.jsonl").touch()
+    folder.refuse_to_overwrite(resuming=True)
     folder.close()
 
 
@@ -37,8 +41,6 @@ def test_a_folder_that_cannot_be_made_is_an_input_error(tmp_path: Path) -> None:
 
 
 def test_exit_json_says_how_the_run_ended(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    folder.write_exit(ExitCode.DIVERGED, "why", step=7)
+    write_exit(tmp_path, ExitCode.DIVERGED, "why", step=7)
     record = json.loads((tmp_path / "exit.json").read_text())
     assert (record["code"], record["name"], record["reason"], record["step"]) == (3, "diverged", "why", 7)
-    folder.close()

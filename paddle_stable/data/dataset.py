@@ -55,6 +55,17 @@ class Dataset(ABC):
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class NaiveAnswer:
+    """What a dev metric is worth without any learning."""
+
+    metric: str
+    value: float
+    words: str
+    """The answer that needs no model: "always the majority class", "the last value"."""
+
+
+@final
 @dataclass(frozen=True)
 class Splits:
     """What a task has loaded."""
@@ -66,6 +77,8 @@ class Splits:
     """Findings that do not stop the run (counts of repeats, overlaps, skipped samples), each a sentence."""
     facts: Mapping[str, float | str] | None = None
     """What the data says of itself, for the summary: classes, majority share, naive forecasts."""
+    naive: NaiveAnswer | None = None
+    """What the model has to be better than on the dev set; None when there is no such thing."""
 
 
 @final

@@ -34,7 +34,8 @@ class Faults:
                 if parameter.grad is not None and fnmatchcase(name, fault.parameter):
                     spike = paddle.zeros_like(parameter.grad).flatten()
                     spike[0] = math.inf
-                    parameter.grad.add_(spike.reshape(parameter.grad.shape))
+                    with paddle.no_grad():
+                        parameter.grad.add_(spike.reshape(parameter.grad.shape))
                     break
 
     def _here(self, step: int, kind: str) -> list[FaultConfig]:

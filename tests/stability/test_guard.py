@@ -25,7 +25,8 @@ def poison(value: float, where: str) -> Callable[[paddle.nn.Layer], None]:
         for name in chosen[where]:
             addend = np.zeros(parameters[name].shape, dtype="float32")
             addend.flat[0] = value
-            parameters[name].grad.add_(paddle.to_tensor(addend))
+            with paddle.no_grad():
+                parameters[name].grad.add_(paddle.to_tensor(addend))
 
     return spoil
 

@@ -15,7 +15,7 @@ def test_squared_norm_is_the_sum_of_squares(shape: list[int]) -> None:
     result = squared_norm(paddle.to_tensor(values))
     assert result.shape == [1]
     assert result.dtype == paddle.float32
-    assert float(result) == pytest.approx(float((values.astype("float64") ** 2).sum()), rel=1e-6)
+    assert float(result.item()) == pytest.approx(float((values.astype("float64") ** 2).sum()), rel=1e-6)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 1e30])

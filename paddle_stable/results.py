@@ -1,0 +1,93 @@
+"""What a finished run has come to: the best checkpoint on the test set, and advice for the next run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from paddle_stable.stability.advice import NaiveComparison, advice
+from paddle_stable.trainer import Trainer
+from paddle_stable.training_state import load_model_arrays
+
+
+def conclude(trainer: Trainer, folder: Path) -> dict[str, Any]:
+    """Evaluate the best checkpoint, write `results.json` and pictures, and say it all in the log.
+
+    Every process takes part in the evaluation; rank 0 writes. The trainer's model holds the best weights afterwards.
+    """
+    best = trainer.store.best()
+    if best is not None:
+        load_model_arrays(trainer.model, trainer.store.load(best).model)
+    name, split = ("test", trainer.splits.test) if trainer.splits.test is not None else ("dev", trainer.splits.dev)
+    evaluation = trainer.evaluate(split)
+    facts = dict(trainer.splits.facts or {})
+    totals = trainer.monitor.totals
+    results = {
+        "checkpoint": best.name if best is not None else None,
+        "split": name,
+        "metrics": dict(evaluation.metrics),
+        "data": facts,
+        "steps": {"attempted": trainer.progress.step, "applied": totals.applied, "skipped": dict(totals.skips)},
+        "clip_rate": totals.clip_rate,
+    }
+    if not trainer.world.is_main:
+        return results
+    (folder / "results.json").write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf8")
+    trainer.writers.note(_report(results))
+    for tag, path in trainer.task.pictures(evaluation.outputs, split, folder).items():
+        trainer.writers.image(tag, trainer.progress.step, path)
+    trainer.writers.hyper_parameters(
+        hyper_parameters(trainer), {f"{name}/{k}": v for k, v in evaluation.metrics.items()}
+    )
+    return results
+
+
+def hyper_parameters(trainer: Trainer) -> dict[str, float | int | str]:
+    """The values that runs are usually compared by."""
+    recipe = trainer.recipe
+    return {
+        "lr": recipe.optim.lr,
+        "batch_size": recipe.data.batch_size * recipe.run.accumulate * trainer.world.size,
+        "weight_decay": recipe.optim.weight_decay,
+        "schedule": recipe.schedule.kind,
+        "clip": recipe.clip.kind,
+        "max_norm": recipe.clip.max_norm,
+        "amp": recipe.amp.dtype,
+        "seed": recipe.run.seed,
+        "steps": trainer.schedule.total,
+    }
+
+
+def final_advice(trainer: Trainer) -> list[str]:
+    """What the run's figures say about its recipe."""
+    naive, dev_metrics = trainer.splits.naive, trainer.dev_metrics
+    comparison = None
+    if naive is not None and naive.metric in dev_metrics:
+        comparison = NaiveComparison(
+            metric=naive.metric,
+            value=dev_metrics[naive.metric],
+            naive=naive.value,
+            naive_answer=naive.words,
+            higher_is_better=trainer.task.metric_names[naive.metric],
+        )
+    recipe = trainer.recipe
+    return advice(trainer.monitor, clip=recipe.clip, amp=recipe.amp, comparison=comparison)
+
+
+def _report(results: Mapping[str, Any]) -> str:
+    metrics = ", ".join(f"{name} {value:.4f}" for name, value in results["metrics"].items())
+    lines = [f"{results['split']} set, checkpoint {results['checkpoint'] or 'none (last weights)'}: {metrics}"]
+    lines += [f"  beside it: {name} {_shown(value)}" for name, value in results["data"].items()]
+    steps = results["steps"]
+    skipped = ", ".join(f"{count} {reason}" for reason, count in steps["skipped"].items() if count)
+    lines.append(
+        f"steps: {steps['attempted']} attempted, {steps['applied']} applied, skipped: {skipped or 'none'}; "
+        f"clip rate {results['clip_rate']:.1%}"
+    )
+    return "\n".join(lines)
+
+
+def _shown(value: float | str) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,86 @@
+"""Going on where a run was: finding the checkpoint, and putting every part of the trainer back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from paddle_stable.checkpoint import CheckpointStore
+from paddle_stable.data.loader import Position
+from paddle_stable.errors import InputError
+from paddle_stable.progress import Best, Progress
+from paddle_stable.stability.monitor import Monitor
+from paddle_stable.trainer import Trainer
+from paddle_stable.training_state import StateMismatch, load_model_arrays, load_optimizer_arrays
+
+
+@final
+@dataclass(frozen=True)
+class ResumePoint:
+    """Where to go on, and what was found on the way to it."""
+
+    path: Path | None
+    """Checkpoint folder; None to start from the beginning."""
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def step(self) -> int | None:
+        """Attempted steps that the checkpoint holds."""
+        return int(self.path.name.rpartition("-")[2]) if self.path else None
+
+
+def find_resume_point(resume: str | None, store: CheckpointStore) -> ResumePoint:
+    """What `--resume` means: nothing, `auto` (the newest checkpoint that verifies), or a checkpoint's folder.
+
+    Raises:
+        InputError: when the named folder is no valid checkpoint, or `auto` finds only damaged ones.
+    """
+    if resume is None:
+        return ResumePoint(None)
+    if resume == "auto":
+        path, passed_over = store.newest_valid()
+        if path is None and passed_over:
+            raise InputError.single(
+                str(store.folder),
+                "none of the checkpoints can be used. Move them away to start afresh. " + " ".join(passed_over),
+            )
+        return ResumePoint(path, tuple(passed_over))
+    faults = store.verify(Path(resume))
+    if faults:
+        raise InputError.single(resume, "is not a usable checkpoint: " + " ".join(faults))
+    return ResumePoint(Path(resume))
+
+
+def restore(trainer: Trainer, path: Path) -> None:
+    """Put the whole state of a checkpoint into a freshly built trainer.
+
+    Raises:
+        InputError: when the recipe has changed in a way that the state does not fit.
+    """
+    parts = trainer.store.load(path)
+    state = parts.state
+    _refuse_other_precision(state, trainer, path)
+    try:
+        load_model_arrays(trainer.model, parts.model)
+        load_optimizer_arrays(trainer.optimizer, trainer.model, parts.optimizer)
+    except StateMismatch as error:
+        raise InputError.single(
+            str(path), f"{error} The recipe's model is not the one that was saved; start afresh in another folder."
+        ) from error
+    trainer.precision.load_state(state["amp"])
+    trainer.progress = Progress.from_state(state["progress"])
+    trainer.best = Best.from_state(state["best"])
+    trainer.monitor = Monitor.from_state(trainer.recipe.stability.window, state["monitor"])
+    trainer.dev_metrics = state["dev_metrics"]
+    trainer.loader.skip_to(Position.from_json(state["position"]))
+
+
+def _refuse_other_precision(state: dict[str, Any], trainer: Trainer, path: Path) -> None:
+    saved, asked = state["amp"]["dtype"], trainer.precision.state()["dtype"]
+    if saved != asked:
+        raise InputError.single(
+            str(path),
+            f"was saved with amp.dtype={saved}, this recipe asks for {asked}. Pass -o amp.dtype={saved}, "
+            "or start afresh in another folder.",
+        )
