@@ -6,15 +6,20 @@ The documentation under a field reaches editors through the generated JSON Schem
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 ModelKind = Literal["cnn", "rnn", "transformer", "detection"]
+MomentDecay = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class Section(BaseModel):
-    """A part of a recipe: unknown keys are errors, values never change after loading."""
+    """A part of a recipe: unknown keys are errors, values never change after loading.
+
+    A validator of several keys raises `ValueError("key: what is expected, what was found")`; a message that begins with
+    a key of the section is reported at that key's line.
+    """
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False, validate_default=True
@@ -90,7 +95,7 @@ class OptimConfig(Section):
 
     lr: PositiveFloat = 1e-3
     """Peak learning rate, reached after warm-up."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[MomentDecay, MomentDecay] = (0.9, 0.999)
     """Decay rates of the first and second moment, each in [0, 1)."""
     eps: PositiveFloat = 1e-8
     """Added to the denominator."""
@@ -185,4 +190,4 @@ class Recipe(Section):
     faults: tuple[FaultConfig, ...] = ()
     """Faults on demand; none in a real run."""
     smoke: dict[str, Any] = {}
-    """Overrides, dotted keys, that make the recipe run in seconds on made-up data: `--smoke` applies them."""
+    """Overrides (dotted keys or nested sections) with which the recipe runs in seconds on made-up data: `--smoke`."""

@@ -1,0 +1,202 @@
+"""Checks of a recipe that need more than one key, the machine, or experience with gradient clipping."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Literal, final
+
+from paddle_stable.recipe import ModelKind, Recipe
+
+CLIP_BOUNDS: Mapping[str, str] = {"global_norm": "max_norm", "norm": "max_norm", "value": "max_value"}
+"""The one bound that each kind of clip uses."""
+
+CLIP_RANGES: Mapping[ModelKind, tuple[float, float, str]] = {
+    "cnn": (5.0, 10.0, "convolutional networks"),
+    "rnn": (1.0, 5.0, "recurrent networks"),
+    "transformer": (0.5, 2.0, "transformers"),
+    "detection": (5.0, 10.0, "text detectors"),
+}
+"""Bounds on the global gradient norm with which models of a kind usually train well."""
+
+CAPABILITY = {"float16": (7, 0), "bfloat16": (8, 0)}
+"""Least compute capability of a GPU on which a type pays: Volta and Ampere brought the Tensor Cores for them."""
+
+_SHORT = {"float16": "fp16", "bfloat16": "bf16"}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Keys that do not go together."""
+
+    key: str
+    """Dotted; the finding is reported at its line."""
+    message: str
+    """Without the key."""
+    others: tuple[str, ...] = ()
+    """Further keys that it depends on: where one of them is wrong in itself, the finding means nothing."""
+
+
+def unused_clip_keys(kind: str) -> tuple[str, ...]:
+    """Keys of the section `clip` that this kind of clip does not look at."""
+    return tuple(sorted(set(CLIP_BOUNDS.values()) - {CLIP_BOUNDS.get(kind)}))
+
+
+def check_keys(recipe: Recipe, given: Collection[str]) -> list[Finding]:
+    """Everything that can be seen without the task and the machine.
+
+    Args:
+        recipe: a recipe whose keys are valid one by one.
+        given: dotted keys that were written down; the others have their defaults.
+    """
+    checks = (_length, _warmup, _clip, _amp)
+    return [*(finding for check in checks for finding in check(recipe, given)), *_faults(recipe)]
+
+
+def check_metric(recipe: Recipe, metric_names: Collection[str]) -> list[Finding]:
+    """Whether the task reports the metric that chooses the best checkpoint."""
+    if recipe.run.best_metric in metric_names:
+        return []
+    near = get_close_matches(recipe.run.best_metric, metric_names, n=1)
+    hint = f". Did you mean {near[0]}?" if near else ""
+    message = f"must be a metric of this task ({', '.join(metric_names)}), got {recipe.run.best_metric!r}{hint}"
+    return [Finding("run.best_metric", message, ("task.target",))]
+
+
+def _length(recipe: Recipe, given: Collection[str]) -> Iterator[Finding]:
+    epochs, steps = recipe.run.epochs, recipe.run.steps
+    if epochs is None and steps is None:
+        yield Finding("run", "needs `epochs` or `steps`: how long to train", ("run.epochs", "run.steps"))
+    elif epochs is not None and steps is not None:
+        message = "run.epochs is given too, and only one can count. To drop it: -o run.epochs=null"
+        yield Finding("run.steps", message, ("run.epochs",))
+
+
+def _warmup(recipe: Recipe, given: Collection[str]) -> Iterator[Finding]:
+    schedule, steps = recipe.schedule, recipe.run.steps
+    if schedule.warmup_steps is not None and schedule.warmup_ratio is not None:
+        message = (
+            "schedule.warmup_steps is given too, and only one can count. To drop it: -o schedule.warmup_steps=null"
+        )
+        yield Finding("schedule.warmup_ratio", message, ("schedule.warmup_steps",))
+    if schedule.warmup_steps is not None and steps is not None and schedule.warmup_steps > steps:
+        message = f"{schedule.warmup_steps} is more than run.steps ({steps})"
+        yield Finding("schedule.warmup_steps", message, ("run.steps",))
+
+
+def _clip(recipe: Recipe, given: Collection[str]) -> Iterator[Finding]:
+    kind = recipe.clip.kind
+    for key in unused_clip_keys(kind):
+        if f"clip.{key}" in given:
+            used = f"which uses {CLIP_BOUNDS[kind]}" if kind in CLIP_BOUNDS else "which only observes"
+            yield Finding(
+                f"clip.{key}", f"is not used by clip.kind {kind}, {used}. Remove one of the two", ("clip.kind",)
+            )
+
+
+def _amp(recipe: Recipe, given: Collection[str]) -> Iterator[Finding]:
+    amp = recipe.amp
+    if amp.emulate and amp.dtype == "float32":
+        message = "emulates half precision, but amp.dtype is float32. Set it to float16 or bfloat16"
+        yield Finding("amp.emulate", message, ("amp.dtype",))
+    if amp.min_scale > amp.max_scale:
+        message = f"{amp.min_scale:g} is more than amp.max_scale ({amp.max_scale:g})"
+        yield Finding("amp.min_scale", message, ("amp.max_scale",))
+    elif not amp.min_scale <= amp.init_scale <= amp.max_scale:
+        message = f"must lie between amp.min_scale and amp.max_scale ({amp.min_scale:g} … {amp.max_scale:g})"
+        yield Finding("amp.init_scale", f"{message}, got {amp.init_scale:g}", ("amp.min_scale", "amp.max_scale"))
+
+
+def _faults(recipe: Recipe) -> Iterator[Finding]:
+    for number, fault in enumerate(recipe.faults):
+        for earlier_number, earlier in enumerate(recipe.faults[:number]):
+            if fault.step != earlier.step:
+                continue
+            if fault == earlier or fault.kind == earlier.kind == "withhold":
+                yield Finding(
+                    f"faults.{number}", f"is the same as faults.{earlier_number}", (f"faults.{earlier_number}",)
+                )
+            elif "withhold" in (fault.kind, earlier.kind):
+                hidden = earlier if fault.kind == "withhold" else fault
+                message = f"step {fault.step} is withheld, so that {hidden.kind} cannot happen in it"
+                yield Finding(f"faults.{number}", message, (f"faults.{earlier_number}",))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Device:
+    """The device that a recipe will run on."""
+
+    kind: Literal["cpu", "gpu", "xpu", "npu"]
+    capability: tuple[int, int] = (0, 0)
+    """Compute capability of a GPU."""
+
+
+def check_device(recipe: Recipe) -> list[tuple[str, str]]:
+    """Whether this machine can do what `run.device` and `amp` ask: (key, message) for what it cannot.
+
+    Imports Paddle and asks it for its devices.
+    """
+    import paddle
+
+    available = {
+        "cpu": True,
+        "gpu": paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count() > 0,
+        "xpu": paddle.is_compiled_with_xpu(),
+        "npu": paddle.is_compiled_with_custom_device("npu"),
+    }
+    wanted = recipe.run.device
+    if wanted == "auto":
+        wanted = "gpu" if available["gpu"] else "cpu"
+    if not available[wanted]:
+        built = paddle.is_compiled_with_cuda() if wanted == "gpu" else False
+        why = "Paddle finds none" if built else "this Paddle is built without it"
+        return [("run.device", f"{wanted} is asked for, but {why}. Use auto or cpu")]
+    capability = paddle.device.cuda.get_device_capability() if wanted == "gpu" else (0, 0)
+    return check_precision(recipe, Device(wanted, (int(capability[0]), int(capability[1]))))
+
+
+def check_precision(recipe: Recipe, device: Device) -> list[tuple[str, str]]:
+    """Whether half precision helps on a device: (key, message) when it does not."""
+    dtype = recipe.amp.dtype
+    if dtype == "float32" or recipe.amp.emulate or device.kind in ("xpu", "npu"):
+        return []
+    least = CAPABILITY[dtype]
+    if device.kind == "gpu" and device.capability >= least:
+        return []
+    if device.kind == "gpu":
+        found = "this one has {}.{}".format(*device.capability)
+    elif recipe.run.device == "cpu":
+        found = "run.device is cpu"
+    else:
+        found = "this machine has neither"
+    message = f"{dtype} needs a GPU (compute capability {least[0]}.{least[1]} or higher) or an NPU; {found}. "
+    return [("amp.dtype", message + f"Use float32, or amp.emulate: true to rehearse {_SHORT[dtype]} on the CPU.")]
+
+
+def advise(recipe: Recipe, model_kind: ModelKind) -> tuple[str, ...]:
+    """What is allowed and probably not meant, each in a sentence."""
+    return (*_advise_on_clip(recipe, model_kind), *_advise_on_faults(recipe))
+
+
+def _advise_on_clip(recipe: Recipe, model_kind: ModelKind) -> Iterator[str]:
+    low, high, models = CLIP_RANGES[model_kind]
+    clip = recipe.clip
+    if clip.kind == "global_norm" and not low <= clip.max_norm <= high:
+        yield f"clip.max_norm {clip.max_norm} is outside {low:g}–{high:g}, where {models} usually train well."
+    if clip.kind == "none":
+        yield (
+            "clip.kind none observes and never limits: run a few hundred steps, take the 95th percentile of "
+            f"stability/grad_norm as clip.max_norm, and set clip.kind to global_norm ({models}: {low:g}–{high:g})."
+        )
+
+
+def _advise_on_faults(recipe: Recipe) -> Iterator[str]:
+    if recipe.faults:
+        kinds = ", ".join(f"{fault.kind} at step {fault.step}" for fault in recipe.faults)
+        yield f"faults: this run will be disturbed on purpose ({kinds})."
+    for number, fault in enumerate(recipe.faults):
+        if recipe.run.steps is not None and fault.step > recipe.run.steps:
+            yield f"faults.{number}: step {fault.step} is never reached, run.steps is {recipe.run.steps}."
