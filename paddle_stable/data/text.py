@@ -317,6 +317,10 @@ class TextDataset(Dataset):
         """Ids of every sample, [samples]."""
         return self._tokens.lengths()
 
+    def share_of(self, token_id: int) -> float:
+        """Part of all tokens that are this one."""
+        return float(np.mean(self._tokens.values == token_id))
+
     def collate(self, samples: Sequence[Sample]) -> dict[str, Array]:
         """Pad to the longest, rounded up to a multiple of 8.
 
