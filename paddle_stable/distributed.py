@@ -1,0 +1,149 @@
+"""The processes that train together, and the few things they tell each other."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from typing import final
+
+import numpy as np
+import numpy.typing as npt
+import paddle
+import paddle.distributed as dist
+
+from paddle_stable.data.dataset import Array
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class World:
+    """This process among those that train together. A process alone answers without communicating.
+
+    All processes have to make the same calls in the same order: one that stays away lets the others wait.
+    """
+
+    rank: int
+    """This process's number, from 0."""
+    size: int
+    """Number of processes."""
+
+    @staticmethod
+    def single() -> World:
+        """A process alone."""
+        return World(0, 1)
+
+    @staticmethod
+    def from_environment() -> World:
+        """The processes that `python -m paddle.distributed.launch` has started, connected; alone without it.
+
+        Call it after `paddle.set_device`: on the CPU the processes talk through gloo, on a device through its own
+        library.
+        """
+        if int(os.environ.get("PADDLE_TRAINERS_NUM", "1")) < 2:
+            return World.single()
+        if paddle.get_device() == "cpu":
+            os.environ.setdefault("PADDLE_DISTRI_BACKEND", "gloo")  # Paddle's GPU build would choose NCCL
+        dist.init_parallel_env()
+        return World(dist.get_rank(), dist.get_world_size())
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes files and prints."""
+        return self.rank == 0
+
+    @property
+    def gradient_scale(self) -> float:
+        """Factor that every loss takes besides its batch's weight.
+
+        `DataParallel` averages gradients over the processes, while the weights of all processes' batches add up to 1:
+        `loss * batch.weight * world.gradient_scale` gives the gradient of the mean over all samples of the step.
+        """
+        return float(self.size)
+
+    def wrap(self, model: paddle.nn.Layer) -> paddle.nn.Layer:
+        """The model as it is called in training; the model itself when alone.
+
+        Takes rank 0's parameters, frozen ones, BatchNorm statistics and persistable buffers over to all processes.
+        Every step has to use the same parameters: one that a step leaves out would let the others wait.
+        """
+        return model if self.size == 1 else paddle.DataParallel(model)
+
+    @contextmanager
+    def sync_gradients(self, model: paddle.nn.Layer, *, enabled: bool) -> Iterator[None]:
+        """Forward and backward inside average gradients over the processes only when `enabled`.
+
+        Enabled on the last micro-batch of a step, it averages what the earlier ones have accumulated too.
+
+        Args:
+            model: what `wrap` returned.
+            enabled: whether this is the last micro-batch of the step.
+        """
+        if enabled or self.size == 1:
+            yield
+        else:
+            with model.no_sync():
+                yield
+
+    def sum_(self, tensor: paddle.Tensor) -> None:
+        """Add up a tensor over all processes, in place. All get the same bits."""
+        if self.size > 1 and tensor.size > 0:  # gloo refuses a tensor without elements
+            dist.all_reduce(tensor)
+
+    def gather_arrays(self, arrays: Sequence[Array]) -> list[list[Array]]:
+        """The arrays of every process, by rank. Their number, shapes and types may differ between processes.
+
+        Raises:
+            ValueError: when an array holds Python objects.
+        """
+        if any(array.dtype.hasobject for array in arrays):
+            raise ValueError("arrays of Python objects cannot be gathered, only numbers and text")
+        if self.size == 1:
+            return [list(arrays)]
+        packed = _packed(arrays)
+        lengths = [int(length[0]) for length in self._gather(np.array([packed.size], dtype=np.int64))]
+        padded = np.zeros(max(*lengths, 1), dtype=np.uint8)  # gloo gathers blocks of one size, never empty ones
+        padded[: packed.size] = packed
+        return [_unpacked(block[:length]) for block, length in zip(self._gather(padded), lengths, strict=True)]
+
+    def agree_max(self, flag: int) -> int:
+        """The largest of all processes' flags: every process then takes the same decision."""
+        if self.size == 1:
+            return flag
+        agreed = paddle.to_tensor([flag], dtype="int64")
+        dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
+        return int(agreed.item())
+
+    def barrier(self) -> None:
+        """Wait until all processes have come here."""
+        if self.size > 1:
+            dist.barrier()
+
+    def close(self) -> None:
+        """Leave the group; no process may communicate afterwards."""
+        if self.size > 1:
+            dist.destroy_process_group()
+
+    def _gather(self, block: Array) -> list[Array]:
+        """One block of the same shape and type from every process, by rank."""
+        blocks: list[paddle.Tensor] = []
+        dist.all_gather(blocks, paddle.to_tensor(block))
+        return [received.numpy() for received in blocks]
+
+
+def _packed(arrays: Sequence[Array]) -> npt.NDArray[np.uint8]:
+    """Arrays one after the other in NumPy's own file format, which keeps shape and type."""
+    stream = BytesIO()
+    for array in arrays:
+        np.save(stream, array, allow_pickle=False)
+    return np.frombuffer(stream.getvalue(), dtype=np.uint8)
+
+
+def _unpacked(packed: npt.NDArray[np.uint8]) -> list[Array]:
+    stream = BytesIO(packed.tobytes())
+    arrays = []
+    while stream.tell() < packed.size:
+        arrays.append(np.load(stream, allow_pickle=False))
+    return arrays
