@@ -109,7 +109,9 @@ def build_trainer(prepared: Prepared, world: World, *, folder: Path, writers: Wr
         precision=precision,
         guard=guard,
         schedule=Schedule.of(recipe.schedule, peak=recipe.optim.lr, total=prepared.total_steps),
-        loader=Loader(prepared.splits.train, prepared.plan, rank=world.rank, workers=recipe.data.workers),
+        loader=Loader(
+            prepared.splits.train, prepared.plan, world=world, seed=recipe.run.seed, workers=recipe.data.workers
+        ),
         faults=Faults(recipe.faults, world.rank),
         monitor=Monitor(recipe.stability.window),
         store=CheckpointStore(folder / "checkpoints", keep_last=recipe.run.keep_last),

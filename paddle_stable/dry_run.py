@@ -39,7 +39,7 @@ def describe(prepared: Prepared, world: World) -> str:
 
 def _memory(prepared: Prepared, trainable: int) -> float:
     """Bytes: weights as they are, gradient and two moments in float32, and what a backward pass has to keep."""
-    weights = sum(t.size * t.element_size() for t in prepared.model.state_dict().values())
+    weights = float(sum(t.size * t.element_size() for t in prepared.model.state_dict().values()))
     return weights + 3 * 4 * trainable + _activations(prepared)
 
 

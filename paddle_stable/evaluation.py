@@ -37,11 +37,14 @@ def evaluate(
     model.eval()
     try:
         with paddle.no_grad(), precision.autocast():
-            mine = [task.outputs(model, batch) for _, batch in evaluation_batches(dataset, batch_size, world)]
+            mine = [
+                (batch.indices, task.outputs(model, batch))
+                for batch in evaluation_batches(dataset, batch_size, world)
+            ]
     finally:
         if was_training:
             model.train()
-    outputs = in_sample_order(dataset, batch_size, world, mine)
+    outputs = in_sample_order(mine, len(dataset), world)
     return Evaluation(task.metrics(outputs, dataset), outputs)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -73,10 +74,10 @@ def restore(trainer: Trainer, path: Path) -> None:
     trainer.best = Best.from_state(state["best"])
     trainer.monitor = Monitor.from_state(trainer.recipe.stability.window, state["monitor"])
     trainer.dev_metrics = state["dev_metrics"]
-    trainer.loader.skip_to(Position.from_json(state["position"]))
+    trainer.loader.skip_to(Position.from_state(state["position"]))
 
 
-def _refuse_other_precision(state: dict[str, Any], trainer: Trainer, path: Path) -> None:
+def _refuse_other_precision(state: Mapping[str, Any], trainer: Trainer, path: Path) -> None:
     saved, asked = state["amp"]["dtype"], trainer.precision.state()["dtype"]
     if saved != asked:
         raise InputError.single(

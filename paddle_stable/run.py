@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import traceback
 from collections.abc import Callable
@@ -12,19 +11,17 @@ from pathlib import Path
 from typing import final
 
 from paddle_stable.build import Prepared, build_trainer, prepare, use_device
-from paddle_stable.checkpoint import CheckpointStore, NonFiniteState
+from paddle_stable.checkpoint import CheckpointStore
+from paddle_stable.checkpoint_folder import NonFiniteState
 from paddle_stable.distributed import World
 from paddle_stable.dry_run import describe
 from paddle_stable.errors import ExitCode, InputError
 from paddle_stable.recipe_io import LoadedRecipe, load_recipe
 from paddle_stable.results import conclude, final_advice
-from paddle_stable.resume import ResumePoint, environment_remarks, find_resume_point, restore
+from paddle_stable.resume import ResumePoint, find_resume_point, restore
 from paddle_stable.run_folder import RunFolder, write_exit
-from paddle_stable.stability.monitor import Monitor
 from paddle_stable.trainer import Diverged, StepFailed, Stopped, Trainer
 from paddle_stable.writers import NoRecord, RunRecord, Writers
-
-_log = logging.getLogger("paddle_stable")
 
 
 @final
@@ -66,7 +63,7 @@ def _train(request: TrainingRequest, prepared: Prepared, world: World) -> ExitCo
     with ExitStack() as stack:
         start = _claim(folder, request.resume, prepared, world, stack)
         if world.is_main:
-            writers: Writers = RunRecord.open(folder, total_steps=prepared.total_steps, resume_step=start.step)
+            writers: Writers = RunRecord.open(folder, total_steps=prepared.total_steps, resume_step=_recorded_until(start, request.resume))
         else:
             writers = NoRecord()
         stack.callback(writers.close)
@@ -101,6 +98,13 @@ def _claim(folder: Path, resume: str | None, prepared: Prepared, world: World, s
     if not world.is_main and step:
         start = ResumePoint(folder / "checkpoints" / f"step-{step:06d}" if resume == "auto" else Path(str(resume)))
     return start
+
+
+def _recorded_until(start: ResumePoint, resume: str | None) -> int | None:
+    """Step behind which records are cut off; None where there must not be any."""
+    if start.path is not None:
+        return start.step
+    return None if resume is None else 0
 
 
 def _introduce(trainer: Trainer, loaded: LoadedRecipe, start: ResumePoint) -> None:

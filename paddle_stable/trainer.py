@@ -151,7 +151,7 @@ class Trainer:
         """Everything besides model and optimizer that a resumed run needs; JSON."""
         return {
             "progress": self.progress.state(),
-            "position": self.loader.position.to_json(),
+            "position": self.loader.position.state(),
             "best": self.best.state(),
             "amp": self.precision.state(),
             "monitor": self.monitor.state(),

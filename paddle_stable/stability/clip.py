@@ -129,7 +129,6 @@ class PlannedClip(paddle.nn.ClipGradByGlobalNorm):
         """The plan for the next `optimizer.step()`, and for that one only."""
         self._plan = plan
 
-    @paddle.no_grad()
     def __call__(
         self, params_grads: Sequence[tuple[paddle.Tensor, paddle.Tensor]]
     ) -> list[tuple[paddle.Tensor, paddle.Tensor]]:
@@ -141,11 +140,12 @@ class PlannedClip(paddle.nn.ClipGradByGlobalNorm):
         if self._plan is None:
             raise RuntimeError("optimizer.step() was called without the guard's plan: use StepGuard.step()")
         plan, self._plan = self._plan, None
-        for parameter, gradient in params_grads:
-            index = self._index[parameter.name]
-            _scale_in_place(gradient, plan.factors[index])
-            if plan.clamp is not None and self._clippable[index]:
-                gradient.clip_(-plan.clamp, plan.clamp)
+        with paddle.no_grad():
+            for parameter, gradient in params_grads:
+                index = self._index[parameter.name]
+                _scale_in_place(gradient, plan.factors[index])
+                if plan.clamp is not None and self._clippable[index]:
+                    gradient.clip_(-plan.clamp, plan.clamp)
         return list(params_grads)
 
 

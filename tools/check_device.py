@@ -1,0 +1,41 @@
+"""Say which promises hold on this machine's device, in a few minutes. Needs no data and writes nothing that stays.
+
+    python tools/check_device.py            # the GPU when there is one, else the CPU
+    python tools/check_device.py --device gpu -c configs/ernie_cls.yaml
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+
+def main() -> int:
+    """Run all checks; exit code 1 when a promise is broken."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-c", "--config", default=str(ROOT / "configs" / "ernie_cls.yaml"), metavar="RECIPE")
+    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "gpu", "xpu", "npu"])
+    arguments = parser.parse_args()
+    import paddle
+
+    from paddle_stable.device_check import DeviceCheck
+
+    with tempfile.TemporaryDirectory() as folder:
+        checks = []
+        for check in DeviceCheck(arguments.config, arguments.device, Path(folder)).run():
+            print(check, flush=True)
+            checks.append(check)
+    broken = sum(check.held is False for check in checks)
+    held = sum(check.held is True for check in checks)
+    print(f"{paddle.get_device()}, paddle {paddle.__version__}: {held} held, {broken} broken, "
+          f"{len(checks) - held - broken} not possible here")  # fmt: skip
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
