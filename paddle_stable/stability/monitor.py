@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, final
 
 import numpy as np
+import numpy.typing as npt
 
-from paddle_stable.data.dataset import Array
 from paddle_stable.stability.step_report import SkipReason, StepReport, Verdict
 
 Outcome = Literal["applied", "clipped", "skipped", "undone"]
@@ -215,7 +215,7 @@ class Monitor:
             return None
         return NormQuantiles(*(float(value) for value in np.quantile(norms, [0.05, 0.50, 0.95, 0.99])))
 
-    def group_norms(self) -> dict[str, Array]:
+    def group_norms(self) -> dict[str, npt.NDArray[np.float64]]:
         """Finite gradient norms of the window's applied steps by layer group, before clipping.
 
         Returns:
