@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -42,7 +43,7 @@ def open_console(total_steps: int, done: int) -> Console:
         total_steps: steps of the whole run.
         done: steps attempted before this process began.
     """
-    return ProgressBar(total_steps, done) if sys.stderr.isatty() else PlainLines(total_steps, done)
+    return ProgressBar(total_steps, done) if _has_room_for_a_bar() else PlainLines(total_steps, done)
 
 
 @final
@@ -95,6 +96,14 @@ class PlainLines(Console):
 
     def close(self) -> None:
         """Nothing to tidy."""
+
+
+def _has_room_for_a_bar() -> bool:
+    if not sys.stderr.isatty():
+        return False
+    # Terminals of job runners and recorders may have no size; tqdm would then show nothing at all.
+    size = os.get_terminal_size(sys.stderr.fileno())
+    return size.columns > 0 and size.lines > 1
 
 
 def _figures(report: StepReport, scalars: Mapping[str, float]) -> str:

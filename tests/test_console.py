@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import math
+import os
 import sys
 
 import pytest
@@ -30,20 +31,33 @@ class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
 
+    def fileno(self) -> int:
+        return 2
+
 
 def report(step: int) -> StepReport:
     verdict = Verdict(math.nan, 4, math.inf, 1.0, clipped=False, skipped=SkipReason.NONFINITE)
     return StepReport(step, 0.0, verdict, 1e-3, seconds=0.1, data_seconds=0.0)
 
 
-def test_stderr_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    console: Console = open_console(10, 0)
-    assert isinstance(console, PlainLines)
-    monkeypatch.setattr(sys, "stderr", Terminal())
+@pytest.mark.parametrize(
+    ("stream", "size", "expected"),
+    [
+        (Terminal(), (120, 40), ProgressBar),
+        (Terminal(), (0, 0), PlainLines),
+        (Terminal(), (120, 0), PlainLines),
+        (io.StringIO(), (120, 40), PlainLines),
+    ],
+    ids=["a terminal", "a terminal without a size", "a terminal without lines", "a file"],
+)
+def test_stderr_decides(
+    monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, size: tuple[int, int], expected: type[Console]
+) -> None:
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size(size))
     console = open_console(10, 0)
     console.close()
-    assert isinstance(console, ProgressBar)
+    assert isinstance(console, expected)
 
 
 def test_a_terminal_shows_progress_figures_and_lines_above_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
