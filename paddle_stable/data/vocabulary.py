@@ -18,8 +18,6 @@ from paddle_stable.errors import InputError, Problem
 PAD, CLS, SEP, MASK, UNK = SPECIAL_TOKENS = ("[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]")
 CONTINUATION = "##"
 LATIN_AND_DIGITS = "abcdefghijklmnopqrstuvwxyz0123456789"
-ENCODE_CHUNK = 1024
-"""Texts tokenised at a time: the intermediate objects of the tokenizer are some hundred times larger than the ids."""
 
 
 @final
@@ -131,8 +129,9 @@ def _normalizer(*, lowercase: bool) -> normalizers.Normalizer:
 
 def _splitter() -> pre_tokenizers.PreTokenizer:
     # PaddleNLP also cuts around every Unicode symbol (currency, arrows, emoji), BERT only around punctuation.
+    # Symbols first gives the same pieces in two thirds of the time: one search a text instead of one a character.
     symbols = pre_tokenizers.Split(Regex(r"\p{S}"), "isolated")
-    return pre_tokenizers.Sequence([pre_tokenizers.BertPreTokenizer(), symbols])
+    return pre_tokenizers.Sequence([symbols, pre_tokenizers.BertPreTokenizer()])
 
 
 @final
@@ -156,12 +155,8 @@ class TextTokenizer:
             texts: any number of texts.
             max_length: at least 3.
         """
-        rows: list[npt.NDArray[np.int32]] = []
-        for begin in range(0, len(texts), ENCODE_CHUNK):
-            encodings = self._tokenizer.encode_batch(
-                list(texts[begin : begin + ENCODE_CHUNK]), add_special_tokens=False
-            )
-            rows.extend(self._framed(encoding.ids, max_length) for encoding in encodings)
+        # One by one: a batch would start threads, and the library warns of deadlocks when a data worker forks later.
+        rows = [self._framed(self._tokenizer.encode(text, add_special_tokens=False).ids, max_length) for text in texts]
         offsets = np.zeros(len(rows) + 1, dtype=np.int64)
         np.cumsum([len(row) for row in rows], out=offsets[1:])
         values = np.concatenate(rows) if rows else np.zeros(0, dtype=np.int32)
