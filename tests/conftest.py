@@ -1,4 +1,4 @@
-"""What every test may rely on: a fixed number of threads, and the optional folder of real data."""
+"""What every test may rely on: one thread, denormals flushed as in training, and the optional folder of real data."""
 
 from __future__ import annotations
 
@@ -9,9 +9,15 @@ import pytest
 
 
 def pytest_configure() -> None:
-    """Settle what has to be settled before Paddle is imported; test modules are imported later."""
+    """Settle what has to be settled before numpy or Paddle is imported; test modules are imported later."""
     # Sums depend on the number of threads: bit-for-bit comparisons need the same one in every process of a test.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    import numpy  # noqa: F401 - has to be there before denormals are flushed
+
+    from paddle_stable.denormals import flush_denormals
+
+    # As in the tools: the same arithmetic in a test as in the processes that it starts, and half the time.
+    flush_denormals()
 
 
 @pytest.fixture(scope="session")
