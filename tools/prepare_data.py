@@ -1,6 +1,7 @@
 """Make the data that the recipes train on.
 
 python tools/prepare_data.py reviews        # data/reviews: Chinese reviews for configs/ernie_cls.yaml
+python tools/prepare_data.py series         # data/series: stock indices, oil and shares for configs/lstm_forecast.yaml
 """
 
 from __future__ import annotations
@@ -33,8 +34,23 @@ def reviews(options: argparse.Namespace) -> None:
         print(paragraph, flush=True)
 
 
+def add_series(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], None]:
+    """Options of `series`."""
+    parser.add_argument("--output", type=Path, default=Path("data/series"), help="folder to write (%(default)s)")
+    return series
+
+
+def series(options: argparse.Namespace) -> None:
+    """Daily S&P 500, NASDAQ, VIX, oil and five shares from the arch and bokeh-sampledata packages, one CSV each."""
+    from paddle_stable.data.market import write_market_series
+
+    for written in write_market_series(options.output):
+        print(written, flush=True)
+
+
 SUBCOMMANDS = {
     "reviews": add_reviews,
+    "series": add_series,
 }
 
 
