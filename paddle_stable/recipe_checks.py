@@ -62,7 +62,7 @@ def check_metric(recipe: Recipe, metric_names: Collection[str]) -> list[Finding]
     near = get_close_matches(recipe.run.best_metric, metric_names, n=1)
     hint = f". Did you mean {near[0]}?" if near else ""
     message = f"must be a metric of this task ({', '.join(metric_names)}), got {recipe.run.best_metric!r}{hint}"
-    return [Finding("run.best_metric", message, ("task.target",))]
+    return [Finding("run.best_metric", message)]
 
 
 def _length(recipe: Recipe, given: Collection[str]) -> Iterator[Finding]:
@@ -102,11 +102,11 @@ def _amp(recipe: Recipe, given: Collection[str]) -> Iterator[Finding]:
         message = "emulates half precision, but amp.dtype is float32. Set it to float16 or bfloat16"
         yield Finding("amp.emulate", message, ("amp.dtype",))
     if amp.min_scale > amp.max_scale:
-        message = f"{amp.min_scale:g} is more than amp.max_scale ({amp.max_scale:g})"
+        message = f"{amp.min_scale:.12g} is more than amp.max_scale ({amp.max_scale:.12g})"
         yield Finding("amp.min_scale", message, ("amp.max_scale",))
     elif not amp.min_scale <= amp.init_scale <= amp.max_scale:
-        message = f"must lie between amp.min_scale and amp.max_scale ({amp.min_scale:g} … {amp.max_scale:g})"
-        yield Finding("amp.init_scale", f"{message}, got {amp.init_scale:g}", ("amp.min_scale", "amp.max_scale"))
+        message = f"must lie between amp.min_scale and amp.max_scale ({amp.min_scale:.12g} … {amp.max_scale:.12g})"
+        yield Finding("amp.init_scale", f"{message}, got {amp.init_scale:.12g}", ("amp.min_scale", "amp.max_scale"))
 
 
 def _faults(recipe: Recipe) -> Iterator[Finding]:

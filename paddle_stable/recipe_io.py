@@ -125,8 +125,8 @@ def _find_task(root: Entry, trust: bool) -> tuple[type[Task] | None, list[Issue]
         return None, [Issue(path, str(error))]
 
 
-def _check(root: Entry, task_class: type[Task] | None, *, machine: bool = True) -> tuple[Recipe | None, list[Issue]]:
-    """Every check of a recipe whose layers are in place; `machine`: that this one can run it, too."""
+def _check(root: Entry, task_class: type[Task] | None) -> tuple[Recipe | None, list[Issue]]:
+    """Every check of a recipe whose layers are in place."""
     recipe, issues = validate(root, task_class)
     sound = sound_part(root, issues)
     if sound is None:
@@ -134,9 +134,8 @@ def _check(root: Entry, task_class: type[Task] | None, *, machine: bool = True) 
     findings = check_keys(sound, dict(_places(root, ())))
     if task_class is not None:
         findings += check_metric(sound, task_class.metric_names)
-    amp_keys = ("run.device", "amp.dtype", "amp.emulate")
     wrong = {dotted(issue.path) for issue in issues}
-    if machine and not _depends_on(wrong, amp_keys):
+    if not _depends_on(wrong, ("run.device", "amp.dtype", "amp.emulate")):
         findings += [Finding(key, message) for key, message in check_device(sound)]
     issues += [
         Issue(tuple(int(part) if part.isdigit() else part for part in finding.key.split(".")), finding.message)
@@ -152,18 +151,21 @@ def _depends_on(wrong: set[str], keys: Sequence[str]) -> bool:
 
 
 def _smoke_problems(root: Entry, assignments: Sequence[Assignment], task_class: type[Task] | None) -> Iterator[Problem]:
-    """What would be wrong with `--smoke`, as far as the smoke section is to blame."""
+    """Keys of the smoke section that are wrong in themselves.
+
+    How they go together with the rest matters only to `--smoke`: a longer warm-up must not stop a real run because
+    of a short rehearsal.
+    """
     problems: list[Problem] = []
     apply_layer(root, assignments, problems)
-    yield from problems
+    _, issues = validate(root, task_class)
     assigned = {assignment.path for assignment in assignments}
-    _, issues = _check(root, task_class, machine=False)
     for issue in issues:
         path = tuple(str(part) for part in issue.path)
         if any(path[: len(key)] == key[: len(path)] for key in assigned):
-            yield from (
-                Problem(problem.file, problem.line, f"smoke: {problem.message}") for problem in _located([issue], root)
-            )
+            problems.extend(_located([issue], root))
+    for problem in problems:
+        yield Problem(problem.file, problem.line, f"smoke: {problem.message}")
 
 
 def _located(issues: Sequence[Issue], root: Entry) -> Iterator[Problem]:
@@ -189,7 +191,8 @@ def _places(entry: Entry, path: KeyPath) -> Iterator[tuple[str, tuple[str, int]]
 
 
 def _canonical(recipe: Recipe) -> str:
-    values = recipe.model_dump(mode="json")
+    # The smoke section is no part of this run: it has been applied, or it never will be.
+    values = recipe.model_dump(mode="json", exclude={"smoke"})
     # Written down, a bound that the kind of clip does not use would be a mistake.
     for key in unused_clip_keys(recipe.clip.kind):
         values["clip"].pop(key, None)

@@ -95,7 +95,9 @@ def nearest_key(path: KeyPath, keys: Sequence[str]) -> str | None:
     # Keys that come first in a recipe win where two sections have the same name.
     anywhere = {key.rpartition(".")[2]: key for key in reversed(keys)}
     foreign = {alias: key for alias, key in ALIASES.items() if key in keys}
-    close = _closest(name, siblings, 0.75) or _closest(name, {**foreign, **anywhere}, 0.75)
+    # A short name is near many: `type` to `dtype`.
+    least = 0.75 if len(name) > 5 else 1.0
+    close = _closest(name, siblings, 0.75) or _closest(name, {**foreign, **anywhere}, least)
     found = close or _closest(name, siblings, 0.6)
     if found in siblings.values() and found is not None:
         return dotted((*path[:-1], found.rpartition(".")[2]))
@@ -149,7 +151,7 @@ def _issue(detail: ErrorDetails, root: Entry, keys: Sequence[str]) -> tuple[KeyP
     if kind == "extra_forbidden":
         return _unknown(entry, path, keys)
     if kind in ("value_error", "assertion_error"):
-        return _own_words(detail, entry, path)
+        return _own_words(detail, path, keys)
     return path, f"{_expected(detail)}, got {shown(entry)}{_way_out(detail, entry)}"
 
 
@@ -170,11 +172,11 @@ def _unknown(entry: Entry, path: KeyPath, keys: Sequence[str]) -> tuple[KeyPath,
     return path, f"unknown key. Known here: {', '.join(siblings)}" if siblings else "unknown key"
 
 
-def _own_words(detail: ErrorDetails, entry: Entry, path: KeyPath) -> tuple[KeyPath, str]:
+def _own_words(detail: ErrorDetails, path: KeyPath, keys: Sequence[str]) -> tuple[KeyPath, str]:
     """A validator's own message. One that begins with a key of its section is about that key."""
     message = detail["msg"].partition(", ")[2]
     key, colon, rest = message.partition(": ")
-    if colon and entry.child(key) is not None:
+    if colon and dotted([*(part for part in path if isinstance(part, str)), key]) in keys:
         return (*path, key), rest
     return path, message
 
