@@ -88,12 +88,15 @@ class Vocabulary:
             texts: training texts.
             min_count: occurrences below which a character becomes `[UNK]`.
         """
-        counts: Counter[str] = Counter()
         normalizer, splitter = _normalizer(lowercase=True), _splitter()
+        words: Counter[str] = Counter()
         for text in texts:
-            for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text)):
-                counts[word[0]] += 1
-                counts.update(CONTINUATION + character for character in word[1:])
+            words.update([word for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text))])
+        counts: Counter[str] = Counter()
+        for word, count in words.items():
+            counts[word[0]] += count
+            for character in word[1:]:
+                counts[CONTINUATION + character] += count
         always = [*LATIN_AND_DIGITS, *(CONTINUATION + character for character in LATIN_AND_DIGITS)]
         frequent = {token for token, count in counts.items() if count >= min_count}
         ordered = sorted(frequent.union(always), key=lambda token: (-counts[token], token))
