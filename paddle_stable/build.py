@@ -29,7 +29,6 @@ from paddle_stable.stability.monitor import Monitor
 from paddle_stable.stability.running_statistics import RunningStatistics
 from paddle_stable.task import Task
 from paddle_stable.trainer import Trainer
-from paddle_stable.writers import Writers
 
 
 @final
@@ -79,8 +78,8 @@ def prepare(loaded: LoadedRecipe, world: World) -> Prepared:
     return Prepared(loaded, task, splits, plan, total, model, statistics)
 
 
-def build_trainer(prepared: Prepared, world: World, *, folder: Path, writers: Writers) -> Trainer:
-    """Put a run together. Nothing is written yet."""
+def build_trainer(prepared: Prepared, world: World, *, folder: Path) -> Trainer:
+    """Put a run together that records nothing yet: `Trainer.writers` is set when it is certain to begin."""
     recipe, model = prepared.recipe, prepared.model
     gradients = Gradients(model, world)
     planned_clip = PlannedClip(gradients, recipe.clip.max_norm)
@@ -115,7 +114,6 @@ def build_trainer(prepared: Prepared, world: World, *, folder: Path, writers: Wr
         faults=Faults(recipe.faults, world.rank),
         monitor=Monitor(recipe.stability.window),
         store=CheckpointStore(folder / "checkpoints", keep_last=recipe.run.keep_last),
-        writers=writers,
         best=Best(recipe.run.best_metric, prepared.task.metric_names[recipe.run.best_metric]),
     )
 

@@ -56,7 +56,7 @@ class ProgressBar(Console):
             tqdm(total=total_steps, initial=done, unit="step", dynamic_ncols=True, file=sys.stderr)
         )
         # Log lines written straight to the terminal would tear the bar.
-        self._cleanup.enter_context(logging_redirect_tqdm())
+        self._cleanup.enter_context(logging_redirect_tqdm(loggers=[logger]))
 
     def step(self, report: StepReport, scalars: Mapping[str, float] | None) -> None:
         """Move the bar; the figures beside it change with every record."""

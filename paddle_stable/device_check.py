@@ -22,7 +22,6 @@ from paddle_stable.resume import restore
 from paddle_stable.stability.step_report import StepReport
 from paddle_stable.trainer import Trainer
 from paddle_stable.training_state import digest, model_arrays, optimizer_arrays
-from paddle_stable.writers import NoRecord
 
 STEPS = 16
 PRECISIONS: Mapping[str, Mapping[str, Any]] = {
@@ -93,7 +92,7 @@ class DeviceCheck:
         loaded = load_recipe(self._recipe, smoke=True, set_values={**self._values, **values})
         use_device(loaded.recipe)
         world = World.single()
-        return build_trainer(prepare(loaded, world), world, folder=self._folder / name, writers=NoRecord())
+        return build_trainer(prepare(loaded, world), world, folder=self._folder / name)
 
     def _poison(self, values: Mapping[str, Any]) -> str:
         faults = [{"step": 3, "kind": "nan_loss"}, {"step": 7, "kind": "nan_loss"}]

@@ -21,7 +21,7 @@ from paddle_stable.results import conclude, final_advice
 from paddle_stable.resume import ResumePoint, find_resume_point, restore
 from paddle_stable.run_folder import RunFolder, write_exit
 from paddle_stable.trainer import Diverged, StepFailed, Stopped, Trainer
-from paddle_stable.writers import NoRecord, RunRecord, Writers
+from paddle_stable.writers import RunRecord
 
 
 @final
@@ -62,14 +62,13 @@ def _train(request: TrainingRequest, prepared: Prepared, world: World) -> ExitCo
     folder = Path(prepared.recipe.run.output_dir)
     with ExitStack() as stack:
         start = _claim(folder, request.resume, prepared, world, stack)
-        if world.is_main:
-            writers: Writers = RunRecord.open(folder, total_steps=prepared.total_steps, resume_step=_recorded_until(start, request.resume))
-        else:
-            writers = NoRecord()
-        stack.callback(writers.close)
-        trainer = build_trainer(prepared, world, folder=folder, writers=writers)
+        trainer = build_trainer(prepared, world, folder=folder)
         if start.path is not None:
             restore(trainer, start.path)
+        if world.is_main:
+            # Only now: opening the records cuts them back to the checkpoint, which must not happen for a mistake.
+            trainer.writers = RunRecord.open(folder, prepared.total_steps, _recorded_until(start, request.resume))
+            stack.callback(trainer.writers.close)
         _introduce(trainer, prepared.loaded, start)
         code, reason = _fit(trainer, folder)
         if world.is_main or code is ExitCode.ERROR:

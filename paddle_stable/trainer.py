@@ -26,7 +26,7 @@ from paddle_stable.stability.step_report import StepReport, Verdict
 from paddle_stable.stop_signal import StopSignal
 from paddle_stable.task import Task
 from paddle_stable.training_state import model_arrays, optimizer_arrays
-from paddle_stable.writers import Writers
+from paddle_stable.writers import NoRecord, Writers
 
 
 class Diverged(Exception):
@@ -62,9 +62,9 @@ class Trainer:
     faults: Faults
     monitor: Monitor
     store: CheckpointStore
-    writers: Writers
     best: Best
     progress: Progress = field(default_factory=Progress)
+    writers: Writers = field(default_factory=NoRecord)
     dev_metrics: Mapping[str, float] = field(default_factory=dict)
     """Of the newest evaluation on the dev set; empty before the first."""
 
@@ -192,10 +192,12 @@ class Trainer:
         self.best = self.best.after(self.progress.step, metrics[self.best.metric])
         self.writers.evaluation(self.progress.step, metrics)
         if self.world.is_main:
-            self.writers.histograms(
-                self.progress.step,
-                {f"parameters/{name}": p.numpy() for name, p in self.model.named_parameters() if not p.stop_gradient},
-            )
+            parameters = {
+                f"parameters/{name}": p.astype("float32").numpy()
+                for name, p in self.model.named_parameters()
+                if not p.stop_gradient
+            }
+            self.writers.histograms(self.progress.step, {**self.monitor.group_norms(), **parameters})
         return self.best.evaluations_since == 0 and self.best.value is not None
 
     def _what_failed(self, step: int, batch: Batch, error: Exception) -> str:

@@ -19,7 +19,6 @@ from paddle_stable.recipe_io import LoadedRecipe, load_recipe
 from paddle_stable.seeding import seed_step
 from paddle_stable.task import Task
 from paddle_stable.trainer import Trainer
-from paddle_stable.writers import NoRecord
 
 ROOT = Path(__file__).parents[1]
 RECIPES = sorted((ROOT / "configs").glob("*.yaml"))
@@ -35,7 +34,7 @@ def smoke(recipe: Path, folder: Path, **values: Any) -> LoadedRecipe:
 
 def trainer_of(loaded: LoadedRecipe, folder: Path) -> Trainer:
     world = World.single()
-    return build_trainer(prepare(loaded, world), world, folder=folder, writers=NoRecord())
+    return build_trainer(prepare(loaded, world), world, folder=folder)
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda p: p.stem)

@@ -21,6 +21,9 @@ def main() -> int:
     parser.add_argument("-c", "--config", default=str(ROOT / "configs" / "ernie_cls.yaml"), metavar="RECIPE")
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "gpu", "xpu", "npu"])
     arguments = parser.parse_args()
+    from paddle_stable.tool_start import start_tool
+
+    start_tool()
     import paddle
 
     from paddle_stable.device_check import DeviceCheck

@@ -35,10 +35,9 @@ def parser() -> argparse.ArgumentParser:
 def main() -> int:
     """Parse first: `--help` has to answer before Paddle is imported."""
     arguments = parser().parse_args()
-    from paddle_stable.denormals import flush_denormals
+    from paddle_stable.tool_start import start_tool
 
-    import numpy  # noqa: F401 - has to be there before denormals are flushed
-    flush_denormals()  # and this before the first Paddle tensor
+    start_tool()
     from paddle_stable.run import TrainingRequest, run_training
 
     return run_training(

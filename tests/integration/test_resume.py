@@ -1,0 +1,116 @@
+"""Promise 4: a resumed run equals the uninterrupted one, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import paddle
+import pytest
+
+from paddle_stable.data.loader import Position
+from paddle_stable.errors import InputError
+from paddle_stable.stability.faults import Faults
+from paddle_stable.trainer import Stopped, Trainer
+
+from .conftest import curve, final_digest, open_trainer, sample_values
+
+PLAIN: dict[str, Any] = {
+    "run.steps": 14,
+    "run.log_every": 3,
+    "run.eval_every": 5,
+    "task.dropout": 0.1,
+    "task.attention_dropout": 0.1,
+}
+POISONED = {**PLAIN, "faults": [{"step": 3, "kind": "nan_loss"}, {"step": 8, "kind": "inf_grad"}]}
+HALF = {**PLAIN, "amp.dtype": "float16", "amp.emulate": True, "amp.init_scale": 2.0**24, "amp.growth_interval": 3}
+ACCUMULATED = {**PLAIN, "run.accumulate": 2, "data.batch_size": 5}
+"""7 windows an epoch, the last one short."""
+
+
+class StopsAt:
+    """Faults that send this process a SIGTERM in the middle of a step."""
+
+    def __init__(self, faults: Faults, step: int) -> None:
+        self._faults, self._step = faults, step
+
+    def withholds(self, step: int) -> bool:
+        if step == self._step:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return self._faults.withholds(step)
+
+    def spoil_loss(self, step: int, loss: paddle.Tensor) -> paddle.Tensor:
+        return self._faults.spoil_loss(step, loss)
+
+    def spoil_gradients(self, step: int, model: paddle.nn.Layer) -> None:
+        self._faults.spoil_gradients(step, model)
+
+
+def stop_at(trainer: Trainer, step: int) -> None:
+    """Train until a signal arrives in `step`; the run stops after the step behind it."""
+    trainer.faults = StopsAt(trainer.faults, step)  # type: ignore[assignment]
+    with pytest.raises(Stopped):
+        trainer.fit()
+    trainer.writers.close()
+
+
+def finish(trainer: Trainer) -> None:
+    trainer.fit()
+    trainer.writers.close()
+
+
+@pytest.mark.parametrize("stops", [(1,), (3,), (4,), (6,), (2, 4, 6, 8, 10)], ids=str)
+@pytest.mark.parametrize(
+    "values",
+    [PLAIN, POISONED, HALF, ACCUMULATED],
+    ids=["plain", "poisoned", "half precision", "accumulated"],
+)
+def test_a_resumed_run_equals_the_uninterrupted_one(values: dict[str, Any], stops: tuple[int, ...], tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    data = sample_values(tmp_path)
+    finish(open_trainer(whole, {**values, **data}))
+    for number, step in enumerate(stops):
+        stop_at(open_trainer(broken, {**values, **data}, resume="auto" if number else None), step)
+    finish(open_trainer(broken, {**values, **data}, resume="auto"))
+    assert final_digest(broken / "run") == final_digest(whole / "run")
+    assert curve(broken / "run") == curve(whole / "run")
+
+
+def test_negative_control_a_run_that_forgets_its_position_differs(tmp_path: Path) -> None:
+    data = sample_values(tmp_path)
+    finish(open_trainer(tmp_path / "whole", {**PLAIN, **data}))
+    stop_at(open_trainer(tmp_path / "broken", {**PLAIN, **data}), 4)
+    forgetful = open_trainer(tmp_path / "broken", {**PLAIN, **data}, resume="auto")
+    forgetful.loader.skip_to(Position())
+    finish(forgetful)
+    assert final_digest(tmp_path / "broken" / "run") != final_digest(tmp_path / "whole" / "run")
+
+
+def test_best_and_patience_survive(tmp_path: Path) -> None:
+    values = {**PLAIN, **sample_values(tmp_path), "run.eval_every": 1, "run.early_stop": 30}
+    stop_at(open_trainer(tmp_path, values), 6)
+    before = open_trainer(tmp_path, values, resume="auto")
+    assert before.best.step > 0
+    assert before.best.step + before.best.evaluations_since == before.progress.step == 7
+    best = before.store.best()
+    assert best is not None
+    assert best.name == f"step-{before.best.step:06d}"
+    before.writers.close()
+
+
+def test_another_precision_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    data = sample_values(tmp_path)
+    stop_at(open_trainer(tmp_path, {**PLAIN, **data}), 2)
+    records = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    with pytest.raises(InputError, match=r"saved with amp\.dtype=float32, this recipe asks for float16"):
+        open_trainer(tmp_path, {**HALF, **data}, resume="auto")
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == records
+
+
+def test_another_model_is_refused_with_the_names(tmp_path: Path) -> None:
+    data = sample_values(tmp_path)
+    stop_at(open_trainer(tmp_path, {**PLAIN, **data}), 2)
+    with pytest.raises(InputError, match=r"ernie\.encoder\.layers\.1"):
+        open_trainer(tmp_path, {**PLAIN, **data, "task.num_layers": 2}, resume="auto")
