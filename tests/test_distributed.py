@@ -60,7 +60,7 @@ def test_arrays_of_any_number_shape_and_type_are_gathered_bit_for_bit(pair: list
         np.array([[0, 2], [3, 5]]),
         np.zeros((0, 4), dtype=np.float32),
         np.array(-0.0),
-        np.array([np.nan, np.inf, 1e-310]),
+        np.array([np.nan, np.inf, 1e-300]),
         np.array(["读书", "a"]),
         np.array([[True], [False]]),
     ]
@@ -79,6 +79,10 @@ def test_gradients_of_two_processes_equal_those_of_one(pair: list[dict[str, Any]
         assert [size for size, one in enumerate(found["gradients"], start=1) if one["difference"] > 1e-6] == []
     assert len(pair[0]["gradients"]) == 8
     assert sum(one["stand_ins"] for found in pair for one in found["gradients"]) == 1
+
+
+def test_gradients_are_exchanged_with_the_last_micro_batch_only(pair: list[dict[str, Any]]) -> None:
+    assert pair[0]["keeps_to_itself"] is pair[1]["keeps_to_itself"] is True
 
 
 def test_an_evaluation_by_two_processes_equals_one_by_one_bit_for_bit(pair: list[dict[str, Any]]) -> None:

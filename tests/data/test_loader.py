@@ -280,7 +280,7 @@ def all_gone(processes: Sequence[int]) -> bool:
 
 
 ABANDONED = """
-import multiprocessing, os, signal, sys
+import multiprocessing, os, signal, sys, time
 sys.path[:0] = {paths!r}
 from test_loader import loader_of
 ends = {{
@@ -299,7 +299,11 @@ else:
     sys.exit(0)
 windows = loader_of(workers=2).steps()
 next(windows)
-print(name, *(worker.pid for worker in multiprocessing.active_children()), end=" ", flush=True)
+bystander = os.fork()  # another child that holds copies of all pipes
+if bystander == 0:
+    os.close(1)
+    time.sleep(600)
+print(name, bystander, *(worker.pid for worker in multiprocessing.active_children()), end=" ", flush=True)
 ends[name]()
 """
 CODES = {"ends": 0, "exits": 75, "leaves": 4, "killed": -signal.SIGKILL}
@@ -308,12 +312,14 @@ CODES = {"ends": 0, "exits": 75, "leaves": 4, "killed": -signal.SIGKILL}
 def test_workers_do_not_outlive_the_training_process_nor_hold_it_up() -> None:
     here = Path(__file__).resolve()
     script = ABANDONED.format(paths=[str(here.parent), str(here.parents[2])])
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True)
+    run = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, timeout=300, check=True)
     seen = [line.split() for line in run.stdout.splitlines()[-len(CODES) :]]
     assert {name: int(code) for name, *_, code in seen} == CODES
-    for _, *workers, _ in seen:
+    for _, bystander, *workers, _ in seen:
         assert len(workers) == 2
-        assert all_gone([int(worker) for worker in workers])
+        gone = all_gone([int(worker) for worker in workers])
+        os.kill(int(bystander), signal.SIGKILL)
+        assert gone
 
 
 @pytest.mark.parametrize("position", [Position(0, STEPS + 1), Position(-1, 0), Position(0, -1)])
