@@ -1,296 +1,25 @@
-"""A checkpoint appears whole or not at all, every changed bit is noticed, and no good one is ever lost.
-
-Run as a program (`python tests/test_checkpoint.py MODE FOLDER`) this file is the process that is killed, or one of
-several that save at once; it needs no Paddle, so it starts quickly.
-"""
+"""The newest and the best checkpoints are kept, and neither damage, replacement nor a full disk costs a good one."""
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import fcntl
-import itertools
 import json
 import logging
-import math
 import os
-import random
 import shutil
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
-import numpy as np
 import pytest
 
-from paddle_stable import checkpoint, checkpoint_folder
-from paddle_stable.checkpoint import CheckpointError, CheckpointParts, CheckpointStore, NonFiniteState
-
-ENVIRONMENT = {"device": "cpu", "threads": 1, "world_size": 1}
-ALL_FILES = ["model.safetensors", "optimizer.safetensors", "state.json", "vocab.txt", "manifest.json"]
-
-
-def parts(seed: int, *, value: float | None = None, size: int = 30) -> CheckpointParts:
-    rng = np.random.default_rng(seed)
-    weights = rng.standard_normal((40, size)).astype(np.float32)
-    return CheckpointParts(
-        model={
-            "head.weight": weights,
-            "norm._mean": np.zeros(0, np.float32),
-            "positions": np.array(seed, np.int64),
-            "half": weights[:3].astype(ml_dtypes.bfloat16),
-            "flags": np.array([True, False]),
-        },
-        optimizer={"head.weight/moment1": weights * 2, "head.weight/beta1_pow": np.array([0.9], np.float32)},
-        state={
-            "progress": {"step": seed, "rates": [0.1, 1e-300, -0.0, 2**70], "last": None, "done": False},
-            "best": {"metric": "accuracy", "value": seed / 100 if value is None else value, "step": seed},
-        },
-        assets={"vocab.txt": "[PAD]\r\n好\n\n", "recipe.yaml": f"run: {{seed: {seed}}}\n"},
-    )
-
-
-def store(folder: Path, keep_last: int = 2) -> CheckpointStore:
-    return CheckpointStore(folder, keep_last, environment=ENVIRONMENT)
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-
-
-def hidden(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.name.startswith(".") and path.name != ".lock")
-
-
-def flip(path: Path, offset: int, bit: int = 0) -> None:
-    content = bytearray(path.read_bytes())
-    content[offset] ^= 1 << bit
-    path.write_bytes(content)
-
-
-def same(left: CheckpointParts, right: CheckpointParts) -> bool:
-    def exact(arrays: Any) -> dict[str, Any]:
-        return {name: (a.dtype, a.shape, a.tobytes()) for name, a in arrays.items()}
-
-    return (exact(left.model), exact(left.optimizer), json.dumps(left.state, sort_keys=True), dict(left.assets)) == (
-        exact(right.model),
-        exact(right.optimizer),
-        json.dumps(right.state, sort_keys=True),
-        dict(right.assets),
-    )
-
-
-# ---------------------------------------------------------------- what is saved comes back
-
-
-def test_what_is_saved_comes_back_bit_for_bit(tmp_path: Path) -> None:
-    path = store(tmp_path).save(400, parts(1))
-    assert path == tmp_path / "step-000400"
-    assert sorted(file.name for file in path.iterdir()) == sorted([*ALL_FILES, "recipe.yaml"])
-    assert store(tmp_path).newest_valid() == (path, [])
-    for verify in (True, False):
-        assert same(store(tmp_path).load(path, verify=verify), parts(1))
-
-
-def test_a_transposed_array_is_written_in_its_own_order(tmp_path: Path) -> None:
-    array = np.arange(6, dtype=np.float32).reshape(2, 3).T
-    path = store(tmp_path).save(1, dataclasses.replace(parts(1), model={"w": array}))
-    assert np.array_equal(store(tmp_path).load(path).model["w"], array)
-
-
-def test_an_optimizer_that_never_stepped_can_be_saved(tmp_path: Path) -> None:
-    path = store(tmp_path).save(0, dataclasses.replace(parts(1), optimizer={}))
-    assert store(tmp_path).load(path).optimizer == {}
-
-
-def test_numbers_that_json_does_not_know_survive_in_the_state(tmp_path: Path) -> None:
-    state = {"norms": [math.inf, -math.inf, 1.5], "loss": math.nan}
-    path = store(tmp_path).save(1, dataclasses.replace(parts(1), state=state))
-    loaded = store(tmp_path).load(path).state
-    assert loaded["norms"] == [math.inf, -math.inf, 1.5]
-    assert math.isnan(loaded["loss"])
-
-    def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is not JSON")
-
-    json.loads((path / "state.json").read_text(), parse_constant=refuse)
-
-
-@pytest.mark.parametrize(
-    ("value", "where"),
-    [
-        ((1, 2), r"state\.a is a tuple"),
-        ({1: "x"}, r"state\.a has the key 1"),
-        ([0, np.float32(1.0)], r"state\.a\[1\] is a float32"),
-        (np.zeros(2), r"state\.a is a ndarray"),
-        ({"$float": "nan"}, r"state\.a has the key '\$float'"),
-    ],
-)
-def test_state_that_would_read_back_as_something_else_is_refused(tmp_path: Path, value: Any, where: str) -> None:
-    with pytest.raises(CheckpointError, match=where):
-        store(tmp_path).save(1, dataclasses.replace(parts(1), state={"a": value}))
-    assert names(tmp_path) == hidden(tmp_path) == []
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "manifest.json", "x.safetensors", "../up", ".hidden", "a/b", ""])
-def test_an_asset_cannot_take_another_files_place(tmp_path: Path, name: str) -> None:
-    with pytest.raises(CheckpointError, match="cannot be the name"):
-        store(tmp_path).save(1, dataclasses.replace(parts(1), assets={name: "text"}))
-    assert names(tmp_path) == hidden(tmp_path) == []
-
-
-@pytest.mark.parametrize(
-    "array", [np.array([object()]), np.array(["text"]), np.array([1j]), np.zeros(1, np.longdouble)]
-)
-def test_arrays_without_a_safe_type_are_refused(tmp_path: Path, array: Any) -> None:
-    with pytest.raises(CheckpointError, match=f"w is an array of {array.dtype}"):
-        store(tmp_path).save(1, dataclasses.replace(parts(1), model={"w": array}))
-
-
-def test_files_have_the_rights_that_the_users_umask_gives(tmp_path: Path) -> None:
-    path = store(tmp_path).save(1, parts(1))
-    assert len({file.stat().st_mode for file in path.iterdir()}) == 1
-
-
-def test_the_manifest_tells_versions_and_device(tmp_path: Path) -> None:
-    path = CheckpointStore(tmp_path, 1).save(1, parts(1))  # asks Paddle
-    found = store(tmp_path).environment(path)
-    assert found["device"] == "cpu"
-    assert found["threads"] == 1
-    assert {"paddlepaddle version", "paddle_stable version", "world_size", "python"} <= set(found)
-
-
-# ---------------------------------------------------------------- poison never gets in
-
-
-@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "float64", "bfloat16"])
-@pytest.mark.parametrize("part", ["model", "optimizer"])
-def test_a_non_finite_number_is_never_written(tmp_path: Path, poison: float, dtype: str, part: str) -> None:
-    kept = store(tmp_path, keep_last=1).save(1, parts(1))
-    array = np.zeros((3, 5), dtype)
-    array[2, 4] = poison
-    good = parts(2)
-    bad = dataclasses.replace(good, **{part: {**getattr(good, part), "spoiled": array}})
-    with pytest.raises(NonFiniteState) as caught:
-        store(tmp_path, keep_last=1).save(2, bad)
-    assert caught.value.names == (f"{part}: spoiled",)
-    assert store(tmp_path).newest_valid() == (kept, [])
-    assert hidden(tmp_path) == []
-
-
-def test_a_non_finite_number_in_a_file_with_a_right_digest_is_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(checkpoint, "non_finite_names", lambda arrays: [])
-    path = store(tmp_path).save(1, dataclasses.replace(parts(1), model={"w": np.array([1.0, math.nan])}))
-    assert store(tmp_path).verify(path) == ["model.safetensors holds NaN or inf in w"]
-    assert store(tmp_path).newest_valid()[0] is None
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, None, "0.9"])
-def test_a_value_that_is_not_finite_is_never_best(tmp_path: Path, value: Any) -> None:
-    first = store(tmp_path).save(1, parts(1), best=True)
-    bad = dataclasses.replace(parts(2), state={"best": {"metric": "accuracy", "value": value}})
-    with pytest.raises(CheckpointError, match="cannot be the best"):
-        store(tmp_path).save(2, bad, best=True)
-    assert store(tmp_path).best() == first
-    assert names(tmp_path) == ["step-000001"]
-
-
-# ---------------------------------------------------------------- every changed bit is noticed
-
-
-@pytest.mark.parametrize("file", ALL_FILES)
-def test_one_flipped_bit_is_noticed_wherever_it_is(tmp_path: Path, file: str) -> None:
-    path = store(tmp_path).save(1, parts(1)) / file
-    original = path.read_bytes()
-    rng = random.Random(file)
-    # every byte of the manifest and of the headers, where a change could mean something else and still be well-formed
-    first = len(original) if file == "manifest.json" else 120
-    offsets = {*range(min(first, len(original))), *rng.sample(range(len(original)), min(60, len(original)))}
-    for offset in sorted(offsets):
-        flip(path, offset, bit=rng.randrange(8))
-        problems = store(tmp_path).verify(path.parent)
-        assert len(problems) == 1, offset
-        assert file in problems[0], offset
-        path.write_bytes(original)
-    assert store(tmp_path).verify(path.parent) == []
-    flip(path, len(original) // 2)
-    with pytest.raises(CheckpointError, match="changed"):
-        store(tmp_path).load(path.parent)
-
-
-@pytest.mark.parametrize("file", ALL_FILES)
-@pytest.mark.parametrize("verify", [True, False])
-def test_a_file_cut_short_or_grown_is_noticed_even_without_hashing(tmp_path: Path, file: str, verify: bool) -> None:
-    path = store(tmp_path).save(1, parts(1)) / file
-    original = path.read_bytes()
-    for content in (b"", original[: len(original) // 2], original[:-1], original + b"\n", original + original):
-        path.write_bytes(content)
-        with pytest.raises(CheckpointError, match=file):
-            store(tmp_path).load(path.parent, verify=verify)
-
-
-def swap_files(folder: Path) -> None:
-    (folder / "model.safetensors").rename(folder / "x")
-    (folder / "optimizer.safetensors").rename(folder / "model.safetensors")
-    (folder / "x").rename(folder / "optimizer.safetensors")
-
-
-def replace_by_folder(folder: Path) -> None:
-    (folder / "vocab.txt").unlink()
-    (folder / "vocab.txt").mkdir()
-
-
-@pytest.mark.parametrize(
-    ("damage", "expected"),
-    [
-        (lambda folder: (folder / "manifest.json").unlink(), "manifest.json is missing"),
-        (lambda folder: (folder / "optimizer.safetensors").unlink(), "optimizer.safetensors is missing"),
-        (lambda folder: (folder / "recipe.yaml").unlink(), "recipe.yaml is missing"),
-        (lambda folder: (folder / "more.bin").touch(), "more.bin does not belong to the checkpoint"),
-        (lambda folder: (folder / ".more").touch(), ".more does not belong to the checkpoint"),
-        (replace_by_folder, "vocab.txt is not a file"),
-        (swap_files, "model.safetensors has"),
-        (lambda folder: (folder / "manifest.json").write_text("{}"), "does not have its own SHA-256"),
-    ],
-)
-def test_missing_and_additional_files_are_noticed(
-    tmp_path: Path, damage: Callable[[Path], object], expected: str
-) -> None:
-    path = store(tmp_path).save(1, parts(1))
-    damage(path)
-    for verify in (True, False):
-        with pytest.raises(CheckpointError, match=expected):
-            store(tmp_path).load(path, verify=verify)
-    assert any(expected in problem for problem in store(tmp_path).verify(path))
-
-
-def test_a_checkpoint_of_a_later_format_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as later:
-        later.setattr(checkpoint_folder, "FORMAT_VERSION", 2)
-        path = store(tmp_path).save(1, parts(1))
-    assert store(tmp_path).verify(path) == ["its format is version 2, and this program reads version 1"]
-
-
-def test_what_is_not_a_checkpoint_is_not_read(tmp_path: Path) -> None:
-    assert store(tmp_path / "nothing").newest_valid() == (None, [])
-    assert store(tmp_path / "nothing").best() is None
-    assert not (tmp_path / "nothing").exists()
-    with pytest.raises(CheckpointError, match=r"manifest\.json is missing"):
-        store(tmp_path).load(tmp_path / "step-000001")
-    for name in (".writing-step-000009-host-1", "step-9", "step-000009.old", "other"):
-        (tmp_path / name).mkdir()
-    assert store(tmp_path).newest_valid() == (None, [])
-
-
-# ---------------------------------------------------------------- which ones are kept
+from paddle_stable import checkpoint
+from paddle_stable.checkpoint import CheckpointError, CheckpointStore
+from tests.checkpoint_sample import flip, hidden, names, parts, same, store
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
@@ -400,9 +129,6 @@ def test_nothing_is_kept_of_less_than_one(tmp_path: Path) -> None:
         CheckpointStore(tmp_path, 0)
 
 
-# ---------------------------------------------------------------- the same step again
-
-
 def test_saving_the_same_again_changes_nothing(tmp_path: Path) -> None:
     path = store(tmp_path).save(1, parts(1))
     before = {file.name: file.stat().st_ino for file in path.iterdir()}
@@ -446,7 +172,42 @@ def test_while_it_is_replaced_one_of_the_two_is_always_there(tmp_path: Path, mon
     assert seen == [["replacement-step-000001", "step-000001"], ["replacement-step-000001"], ["step-000001"]]
 
 
-# ---------------------------------------------------------------- errors while writing
+@pytest.mark.parametrize("state_of_the_new", ["whole", "damaged"])
+@pytest.mark.parametrize("old_is_there", [True, False])
+def test_a_replacement_that_was_interrupted_is_finished_by_the_next_reader(
+    tmp_path: Path, state_of_the_new: str, old_is_there: bool
+) -> None:
+    old, replacement = tmp_path / "step-000001", tmp_path / "replacement-step-000001"
+    store(tmp_path).save(1, parts(2)).rename(replacement)
+    if old_is_there:
+        store(tmp_path / "other").save(1, parts(1)).rename(old)
+    if state_of_the_new == "damaged":
+        os.truncate(replacement / "model.safetensors", 50)
+    path, passed_over = store(tmp_path).newest_valid()
+    assert names(tmp_path) == [*(["other"] if old_is_there else []), "step-000001"]
+    if state_of_the_new == "whole":
+        assert path == old
+        assert same(store(tmp_path).load(old), parts(2))
+    elif old_is_there:
+        assert path == old
+        assert same(store(tmp_path).load(old), parts(1))
+    else:
+        assert path is None
+        assert len(passed_over) == 1
+
+
+def test_threads_may_share_a_store(tmp_path: Path) -> None:
+    saving = store(tmp_path)
+    saving.save(1, parts(1), best=True)
+    threads = [threading.Thread(target=saving.save, args=(2, parts(seed))) for seed in (2, 3, 4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert saving.newest_valid() == (tmp_path / "step-000002", [])
+    assert saving.best() == tmp_path / "step-000001"
+    assert names(tmp_path) == ["step-000001", "step-000002"]
+    assert hidden(tmp_path) == []
 
 
 @pytest.fixture
@@ -528,171 +289,3 @@ def test_waiting_for_another_process_has_an_end(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(checkpoint, "_LOCK_SECONDS", 0.0)
     with pytest.raises(CheckpointError, match="Two runs cannot share a folder"):
         store(tmp_path).save(1, parts(1))
-
-
-# ---------------------------------------------------------------- killed and failing at any moment
-
-
-def run_self(*arguments: str) -> str:
-    command = [sys.executable, __file__, *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@pytest.fixture(scope="module")
-def interrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What became of saves that were interrupted at every operation, one report a scene."""
-    report: dict[str, Any] = json.loads(run_self("interrupt", str(tmp_path_factory.mktemp("interrupted"))))
-    return report
-
-
-@pytest.mark.parametrize("scene", ["kill first", "kill next", "kill again", "fail next"])
-def test_a_save_that_is_interrupted_at_any_system_call_loses_nothing(interrupted: dict[str, Any], scene: str) -> None:
-    report = interrupted[scene]
-    assert report["moments"] > 25
-    assert report["problems"] == []
-    # it was seen to end both before and after the new checkpoint got its name
-    assert report["outcomes"] == (["new", "none"] if scene == "kill first" else ["new", "old"])
-
-
-def test_kills_at_random_moments_always_leave_a_valid_newest(tmp_path: Path) -> None:
-    seen = set()
-    rng = random.Random(0)
-    for _ in range(4):
-        victim = subprocess.Popen(
-            [sys.executable, __file__, "save-on", str(tmp_path)],
-            stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
-        )  # fmt: skip
-        with victim:
-            assert victim.stdout is not None
-            for _ in range(rng.randrange(2, 6)):
-                victim.stdout.readline()
-            time.sleep(rng.random() * 0.03)
-            victim.kill()
-        path, passed_over = store(tmp_path).newest_valid()
-        assert path is not None
-        assert passed_over == []
-        best = store(tmp_path).best()
-        assert best is not None
-        assert store(tmp_path).verify(best) == []
-        seen.add(path.name)
-    assert len(seen) == 4
-    store(tmp_path).save(10**6, parts(1))
-    assert hidden(tmp_path) == []
-
-
-def test_two_processes_that_save_into_one_folder_do_not_spoil_it(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    processes = [
-        subprocess.Popen([sys.executable, __file__, "save-some", seed, str(tmp_path)], env=environment)
-        for seed in ("1", "2")
-    ]
-    assert [process.wait(timeout=120) for process in processes] == [0, 0]
-    assert store(tmp_path).newest_valid() == (tmp_path / "step-000012", [])
-    assert all(store(tmp_path).verify(tmp_path / name) == [] for name in names(tmp_path))
-    assert hidden(tmp_path) == []
-
-
-class Interruption:
-    """Kills this process, or lets one operation fail, just before its n-th one on the file system."""
-
-    def __init__(self, what: str, at: int) -> None:
-        self.what, self.at, self.count = what, at, 0
-        fsync = os.fsync
-
-        def watched_fsync(descriptor: int) -> None:
-            self("os.fsync", (descriptor,))
-            fsync(descriptor)
-
-        os.fsync = watched_fsync
-        sys.addaudithook(self)
-
-    def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
-        writes = event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-        if writes or event in ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.chmod", "os.fsync"):
-            self.count += 1
-            if self.count == self.at:
-                if self.what == "kill":
-                    os.kill(os.getpid(), signal.SIGKILL)
-                raise OSError(errno.ENOSPC, "No space left on device")
-
-
-def interrupted_save(folder: Path, what: str, at: int, step: int) -> bool:
-    """Save in a child process that is interrupted; whether it came to its end without meeting the interruption."""
-    child = os.fork()
-    if child == 0:
-        interruption = Interruption(what, at)
-        try:
-            store(folder).save(step, parts(50), best=True)
-        except CheckpointError:
-            os._exit(1)
-        os._exit(0 if interruption.count < at else 1)
-    return os.waitpid(child, 0)[1] == 0
-
-
-def problems_after(folder: Path, old: int | None, step: int, where: str, outcomes: set[str]) -> list[str]:
-    """What is wrong with a folder in which a save of `step` was interrupted, now and after the next save."""
-    path, passed_over = store(folder).newest_valid()
-    problems = [f"{where}: {line}" for line in passed_over]
-    if path is None:
-        outcomes.add("none")
-        if old is not None:
-            return [*problems, f"{where}: nothing is left"]
-    else:
-        content = store(folder).load(path)
-        is_new = same(content, parts(50))
-        outcomes.add("new" if is_new else "old")
-        if not is_new and (old is None or not same(content, parts(old))):
-            problems.append(f"{where}: {path.name} is neither the old nor the new one")
-        best = store(folder).best()
-        if best is None or store(folder).verify(best):
-            problems.append(f"{where}: the best checkpoint is {best}")
-    store(folder).save(step + 1, parts(51))
-    if hidden(folder):
-        problems.append(f"{where}: {hidden(folder)} are left behind")
-    if f"step-{step + 1:06d}" not in names(folder):
-        problems.append(f"{where}: the next save failed")
-    return problems
-
-
-def interrupt_everywhere(what: str, scene: str, folder: Path) -> dict[str, Any]:
-    base = folder / f"{what}-{scene}"
-    old = None if scene == "first" else 3
-    step = 3 if scene == "again" else 4
-    base.mkdir()
-    if old:
-        for number in range(1, old + 1):
-            store(base).save(number, parts(number), best=number == 2)
-    problems: list[str] = []
-    outcomes: set[str] = set()
-    for at in itertools.count(1):
-        work = folder / "work"
-        shutil.copytree(base, work)
-        finished = interrupted_save(work, what, at, step)
-        problems += problems_after(work, old, step, f"{scene}, {what} at operation {at}", outcomes)
-        shutil.rmtree(work)
-        if finished:
-            return {"moments": at, "problems": problems, "outcomes": sorted(outcomes)}
-    raise AssertionError("a save without an end")
-
-
-def main(mode: str, *arguments: str) -> None:
-    folder = Path(arguments[-1])
-    match mode:
-        case "interrupt":
-            scenes = (("kill", "first"), ("kill", "next"), ("kill", "again"), ("fail", "next"))
-            print(json.dumps({f"{what} {scene}": interrupt_everywhere(what, scene, folder) for what, scene in scenes}))
-        case "save-on":
-            newest = store(folder).newest_valid()[0]
-            for step in itertools.count(int(newest.name[-6:]) + 1 if newest else 1):
-                store(folder).save(step, parts(step, size=3000), best=step % 3 == 1)
-                print(step, flush=True)
-        case "save-some":
-            for step in range(1, 13):
-                store(folder).save(step, parts(100 * int(arguments[0]) + step), best=step % 5 == 1)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
