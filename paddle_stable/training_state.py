@@ -162,6 +162,15 @@ def current_environment() -> dict[str, Any]:
     }
 
 
+def environment_changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What differs between two environments, one phrase each; when anything does, the last bits of results may too."""
+    return [
+        f"{name} {saved.get(name, 'unknown')} → {now.get(name, 'unknown')}"
+        for name in sorted(saved.keys() | now.keys())
+        if saved.get(name) != now.get(name)
+    ]
+
+
 def _model_tensors(model: paddle.nn.Layer) -> dict[str, paddle.Tensor]:
     """Every tensor of the model's state under its first name. They are the live ones."""
     tensors = dict(model.named_parameters())

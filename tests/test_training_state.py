@@ -15,6 +15,7 @@ from paddle_stable.training_state import (
     StateMismatch,
     current_environment,
     digest,
+    environment_changes,
     load_model_arrays,
     load_optimizer_arrays,
     model_arrays,
@@ -344,3 +345,11 @@ def test_the_environment_says_what_the_last_bit_depends_on() -> None:
     assert found["threads"] == 1
     assert found["world_size"] == 1
     assert found["paddlepaddle version"] == paddle.__version__
+
+
+def test_every_change_of_the_environment_is_named() -> None:
+    saved = {"device": "cpu", "threads": 1, "python": "3.11.4"}
+    assert environment_changes(saved, dict(saved)) == []
+    assert environment_changes(saved, {"device": "gpu", "threads": 1, "world_size": 2}) == [
+        "device cpu → gpu", "python 3.11.4 → unknown", "world_size unknown → 2"
+    ]  # fmt: skip
