@@ -1,6 +1,7 @@
-"""What a recipe is: frozen models of every YAML section, with the checks that need more than one key.
+"""What a recipe is: frozen models of every YAML section.
 
-Reading a file into a `Recipe` (line numbers, overrides, "did you mean") is in `recipe_io.py`.
+Reading a file into a `Recipe` (line numbers, overrides, "did you mean") is in `recipe_io.py`, what needs more than one
+key in `recipe_checks.py`.
 The documentation under a field reaches editors through the generated JSON Schema.
 """
 

@@ -7,10 +7,15 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Literal, final
 
-from paddle_stable.recipe import ModelKind, Recipe
+from paddle_stable.recipe import ClipConfig, ModelKind, Recipe
 
-CLIP_BOUNDS: Mapping[str, str] = {"global_norm": "max_norm", "norm": "max_norm", "value": "max_value"}
-"""The one bound that each kind of clip uses."""
+CLIP_KEYS: Mapping[str, tuple[str, ...]] = {
+    "global_norm": ("max_norm",),
+    "norm": ("max_norm",),
+    "value": ("max_value",),
+    "none": (),
+}
+"""The keys of the section `clip` that each kind of clip looks at."""
 
 CLIP_RANGES: Mapping[ModelKind, tuple[float, float, str]] = {
     "cnn": (5.0, 10.0, "convolutional networks"),
@@ -40,8 +45,10 @@ class Finding:
 
 
 def unused_clip_keys(kind: str) -> tuple[str, ...]:
-    """Keys of the section `clip` that this kind of clip does not look at."""
-    return tuple(sorted(set(CLIP_BOUNDS.values()) - {CLIP_BOUNDS.get(kind)}))
+    """Keys of the section `clip` that this kind of clip does not look at; () for a kind that does not exist."""
+    if kind not in CLIP_KEYS:
+        return ()
+    return tuple(key for key in ClipConfig.model_fields if key != "kind" and key not in CLIP_KEYS[kind])
 
 
 def check_keys(recipe: Recipe, given: Collection[str]) -> list[Finding]:
@@ -90,7 +97,7 @@ def _clip(recipe: Recipe, given: Collection[str]) -> Iterator[Finding]:
     kind = recipe.clip.kind
     for key in unused_clip_keys(kind):
         if f"clip.{key}" in given:
-            used = f"which uses {CLIP_BOUNDS[kind]}" if kind in CLIP_BOUNDS else "which only observes"
+            used = f"which uses {' and '.join(CLIP_KEYS[kind])}" if CLIP_KEYS[kind] else "which only observes"
             yield Finding(
                 f"clip.{key}", f"is not used by clip.kind {kind}, {used}. Remove one of the two", ("clip.kind",)
             )

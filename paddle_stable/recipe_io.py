@@ -18,6 +18,7 @@ from paddle_stable.errors import InputError, Problem
 from paddle_stable.recipe import Recipe
 from paddle_stable.recipe_checks import Finding, advise, check_device, check_keys, check_metric, unused_clip_keys
 from paddle_stable.recipe_layers import (
+    COMMAND_LINE,
     Assignment,
     apply_layer,
     parse_overrides,
@@ -201,5 +202,5 @@ def _canonical(recipe: Recipe) -> str:
 
 def _input_error(path: str, problems: Sequence[Problem]) -> InputError:
     unique = sorted(set(problems), key=lambda problem: (problem.file != path, problem))
-    subject = path if any(problem.file == path for problem in unique) else f"The {unique[0].file}"
+    subject = f"The {COMMAND_LINE}" if all(problem.file == COMMAND_LINE for problem in unique) else path
     return InputError(f"{subject} has {len(unique)} problem{'s' if len(unique) > 1 else ''}:", unique)

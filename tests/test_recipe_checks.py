@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import paddle
 import pytest
 
-from paddle_stable.recipe import ModelKind, Recipe
+from paddle_stable.recipe import ClipConfig, ModelKind, Recipe
 from paddle_stable.recipe_checks import (
-    CLIP_BOUNDS,
+    CLIP_KEYS,
     Device,
     Finding,
     advise,
@@ -129,10 +129,12 @@ def test_several_findings_come_together() -> None:
     assert [key for key, _ in found(**sections)] == ["run.steps", "clip.max_value", "amp.emulate"]
 
 
-def test_every_kind_of_clip_has_its_bound_or_none() -> None:
-    for kind in ("global_norm", "norm", "value", "none"):
-        used = CLIP_BOUNDS.get(kind)
-        assert set(unused_clip_keys(kind)) == {"max_norm", "max_value"} - {used}
+def test_every_kind_of_clip_says_which_keys_it_uses() -> None:
+    assert set(CLIP_KEYS) == set(get_args(ClipConfig.model_fields["kind"].annotation))
+    for kind, used in CLIP_KEYS.items():
+        assert {"kind", *used, *unused_clip_keys(kind)} == set(ClipConfig.model_fields)
+        assert not set(used) & set(unused_clip_keys(kind))
+    assert unused_clip_keys("no_such_kind") == ()
 
 
 def test_the_best_metric_is_one_that_the_task_reports() -> None:

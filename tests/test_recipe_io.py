@@ -14,7 +14,7 @@ import yaml
 
 from paddle_stable.errors import InputError
 from paddle_stable.recipe_io import LoadedRecipe, load_recipe, locate
-from tests.recipe_sample import RECIPE, TARGET, SampleConfig, SampleData, SampleTask, line_of, replaced, write_recipe
+from tests.recipe_sample import RECIPE, SampleConfig, SampleData, SampleTask, line_of, replaced, write_recipe
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -199,6 +199,12 @@ def test_mistakes_of_the_command_line_alone_are_called_so(tmp_path: Path) -> Non
     )
 
 
+def test_a_mistake_of_the_program_is_called_the_recipes(tmp_path: Path) -> None:
+    assert failure(tmp_path, set_values={"optim.lr": "1e-6"}) == (
+        "FILE has 1 problem:\n  set by the program  optim.lr: must be a number, got '1e-6'"
+    )
+
+
 def test_a_wrong_target_does_not_hide_the_other_mistakes(tmp_path: Path) -> None:
     text = replaced("lr: 1e-3", "lr: 0", replaced("steps: 100\n", "steps: 100\n  epochs: 2\n"))
     text = replaced("batch_size: 8", "batch_size: 0", text)
@@ -373,9 +379,3 @@ def test_a_file_that_is_no_yaml_is_answered_without_paddle(tmp_path: Path) -> No
         "else: raise AssertionError"
     )
     subprocess.run([sys.executable, "-c", code, path], check=True, cwd=ROOT)
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)
-@pytest.mark.parametrize("smoke", [False, True])
-def test_every_recipe_is_valid_as_it_is_and_for_smoke(path: Path, smoke: bool) -> None:
-    assert load_recipe(str(path), smoke=smoke).recipe.task.target != TARGET

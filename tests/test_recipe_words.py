@@ -54,7 +54,7 @@ def test_the_nearest_key_is_what_was_meant(path: KeyPath, key: str | None) -> No
 
 
 def test_a_key_of_the_same_section_goes_before_one_of_another() -> None:
-    keys = ("first.width", "second.width", "second.depth")
-    assert nearest_key(("second", "widht"), keys) == "second.width"
+    keys = ("first.hidden_size", "second.hidden_size", "second.depth")
+    assert nearest_key(("second", "hiden_size"), keys) == "second.hidden_size"
     assert nearest_key(("second", "dept"), keys) == "second.depth"
-    assert nearest_key(("third", "width"), keys) == "first.width"
+    assert nearest_key(("third", "hiden_size"), keys) == "first.hidden_size"
