@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,67 +16,66 @@ from paddle_stable.data.dataset import Array
 from paddle_stable.data.series_table import Floats
 from paddle_stable.data.series_windows import SeriesWindows
 
-_TRUTH, _FORECAST, _NAIVE = "#3c3c3c", "#0b6fc2", "#d9822b"
 _CLOSE_UP = 150
 """Last windows that are drawn large."""
+_STYLES: dict[str, dict[str, Any]] = {
+    "what happened": {"color": "#8a8a8a", "linewidth": 1.1},
+    "forecast": {"color": "#0b6fc2", "linewidth": 1.8},
+    "last value": {"color": "#d9822b", "linewidth": 1.1, "linestyle": "--"},
+    "training mean": {"color": "#3c3c3c", "linewidth": 1.0, "linestyle": ":"},
+}
 
 
-def draw_forecast(path: Path, dataset: SeriesWindows, forecast: Array, *, name: str, horizon: int) -> None:
+@final
+@dataclass(frozen=True, slots=True)
+class Caption:
+    """Words on the picture."""
+
+    title: str
+    unit: str
+    """What the vertical axis shows."""
+
+
+def draw_forecast(path: Path, dataset: SeriesWindows, forecast: Array, caption: Caption) -> None:
     """Save a PNG of 1200 x 800 pixels."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure = forecast_figure(dataset, forecast, name=name, horizon=horizon)
+    figure = forecast_figure(dataset, forecast, caption)
     FigureCanvasAgg(figure).print_figure(path, format="png", dpi=100)
 
 
-def forecast_figure(dataset: SeriesWindows, forecast: Array, *, name: str, horizon: int) -> Figure:
-    """The whole split above, its last windows with the last-value forecast below.
+def forecast_figure(dataset: SeriesWindows, forecast: Array, caption: Caption) -> Figure:
+    """The whole split above, its last windows below, both beside the naive forecasts.
 
     Args:
         forecast: [windows, outputs] in original units; the last output, farthest ahead, is drawn.
-        name: What is forecast, in words.
-        horizon: Rows between the last known row and the one drawn.
     """
-    truth, ahead = dataset.targets[:, -1], forecast[:, -1].astype(np.float64)
-    last_value = dataset.last_values[:, -1]
-    figure = Figure(figsize=(12, 8), layout="constrained")
-    whole, close_up = figure.subplots(2, 1)
-    figure.suptitle(
-        f"{name}: forecast {horizon} {'row' if horizon == 1 else 'rows'} ahead, {dataset.name} split",
-        fontsize=15,
-        x=0.01,
-        ha="left",
-    )
-    mse = {
-        label: float(np.mean((values - truth) ** 2))
-        for label, values in (
-            ("model", ahead),
-            ("last", last_value),
-            ("constant", np.full_like(truth, dataset.fitted.constant[-1])),
-        )
+    truth = dataset.targets[:, -1]
+    curves = {
+        "what happened": truth,
+        "last value": dataset.last_values[:, -1],
+        "training mean": np.full_like(truth, dataset.fitted.constant[-1]),
+        "forecast": forecast[:, -1].astype(np.float64),
     }
-    whole.set_title(
-        f"All {len(truth)} windows.  Mean squared error: model {mse['model']:.4g}, last value {mse['last']:.4g}, "
-        f"training mean {mse['constant']:.4g}",
-        loc="left",
-        fontsize=11,
-    )
-    _lines(whole, dataset, {"what happened": truth, "forecast": ahead}, slice(None))
+    errors = {name: f"{np.mean((values - truth) ** 2):.4g}" for name, values in curves.items()}
+    figure = Figure(figsize=(12, 8), layout="constrained")
+    comparison = ", ".join(f"{name} {errors[name]}" for name in ("forecast", "last value", "training mean"))
+    figure.suptitle(f"{caption.title}\nMean squared error: {comparison}", fontsize=13, x=0.01, ha="left")
+    whole, close_up = figure.subplots(2, 1)
     recent = slice(max(0, len(truth) - _CLOSE_UP), None)
+    _lines(whole, dataset, {name: curves[name] for name in ("what happened", "training mean", "forecast")}, slice(None))
+    _lines(close_up, dataset, {name: curves[name] for name in ("what happened", "last value", "forecast")}, recent)
+    whole.set_title(f"All {len(truth)} windows", loc="left", fontsize=11)
     close_up.set_title(f"The last {len(truth[recent])} of them", loc="left", fontsize=11)
-    _lines(close_up, dataset, {"what happened": truth, "forecast": ahead, "last value": last_value}, recent)
+    figure.supylabel(caption.unit, fontsize=11)
+    figure.supxlabel("Every point stands at the last row that it forecasts", fontsize=10, color="#6a6a6a")
     return figure
 
 
 def _lines(axes: Axes, dataset: SeriesWindows, curves: dict[str, Floats], part: slice) -> None:
     """Draw curves over time, or over the file's lines when there is no time."""
     x = dataset.lines if dataset.times is None else dataset.times
-    styles: dict[str, dict[str, Any]] = {
-        "what happened": {"color": _TRUTH, "linewidth": 1.0},
-        "forecast": {"color": _FORECAST, "linewidth": 1.8},
-        "last value": {"color": _NAIVE, "linewidth": 1.0, "linestyle": "--"},
-    }
-    for label, values in curves.items():
-        axes.plot(x[part], values[part], label=label, **styles[label])
+    for name, values in curves.items():
+        axes.plot(x[part], values[part], label=name, **_STYLES[name])
     if dataset.times is None:
         axes.set_xlabel("line of the file")
     else:
@@ -85,4 +85,4 @@ def _lines(axes: Axes, dataset: SeriesWindows, curves: dict[str, Floats], part: 
     axes.grid(alpha=0.25)
     axes.margins(x=0.01)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="upper right", ncols=len(curves), frameon=False)
+    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=len(curves), frameon=False, borderaxespad=0.1)

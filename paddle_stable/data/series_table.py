@@ -199,15 +199,15 @@ def _order(times: Times, lines: npt.NDArray[np.int64], config: SeriesConfig) -> 
     if len(known) > 2 and np.mean(known[1:] < known[:-1]) > 0.5:
         message = "time runs backwards: the file is sorted from new to old. Sort it from old to new."
         raise InputError.single(config.file, message, line=int(lines[0]))
-    newest = known[0] if len(known) else _NEVER
-    for row, now in zip(rows[1:], known[1:], strict=True):
-        name = config.time_column or ""
-        if now == newest:
-            yield Finding("repeated_time", int(row), int(lines[row]), name, f"{show_time(now)} stands a second time")
-        elif now < newest:
-            message = f"{show_time(now)} comes after {show_time(newest)}"
-            yield Finding("unordered_time", int(row), int(lines[row]), name, message)
-        newest = max(newest, now)
+    newest = np.maximum.accumulate(known)[:-1] if len(known) else known
+    name = config.time_column or ""
+    for position in np.flatnonzero(known[1:] <= newest):
+        row, now, before = int(rows[position + 1]), known[position + 1], newest[position]
+        if now == before:
+            yield Finding("repeated_time", row, int(lines[row]), name, f"{show_time(now)} stands a second time")
+        else:
+            message = f"{show_time(now)} comes after {show_time(before)}"
+            yield Finding("unordered_time", row, int(lines[row]), name, message)
 
 
 def show_time(moment: np.datetime64) -> str:

@@ -182,7 +182,9 @@ def _moving(frame: Frame) -> tuple[Frame, _Checked]:
         else:
             message = f"feature {feature.name} {found} {where}. Leave it out, or see data.policy.constant."
             problems.append(frame.problem(0, message))
-    still = [_stillness(derived.targets[train, output]) for output in range(derived.targets.shape[1])]
+    ends = frame.candidates(0)  # without any, that is the problem, and is reported as such
+    outputs = range(derived.targets.shape[1]) if len(ends) else ()
+    still = [_stillness(derived.targets[ends, output]) for output in outputs]
     for found in [found for found in still if found is not None and (policy != "keep" or found == _EMPTY)][:1]:
         name = f"{frame.config.target_transform} of {frame.config.target_column}"
         problems.append(frame.problem(0, f"the target, {name}, {found} in the training rows: nothing to learn from."))
@@ -302,12 +304,16 @@ def _no_window(frame: Frame, part: int) -> Problem:
 
 def _fit(frame: Frame) -> Fitted:
     """Everything that is learnt from the data before training: from train rows, and targets inside train, alone."""
-    derived = frame.derived
+    config, derived = frame.config, frame.derived
     targets = derived.targets[frame.candidates(0)]
     known = targets[np.isfinite(targets).all(axis=1)]
+    if config.target_transform == "value":  # one scale for all outputs: that of the column's training rows
+        values = np.repeat(frame.series.column(config.target_column)[frame.train, None], known.shape[1], axis=1)
+    else:
+        values = known
     return Fitted(
         tuple(feature.name for feature in derived.features),
-        Scaling.fit(derived.inputs[frame.train], frame.config.scaling),
-        Scaling.fit(known, frame.config.scaling),
+        Scaling.fit(derived.inputs[frame.train], config.scaling),
+        Scaling.fit(values, config.scaling),
         known.mean(axis=0),
     )

@@ -17,7 +17,7 @@ from paddle_stable.data.dataset import Array, Batch, Dataset, NaiveAnswer, Split
 from paddle_stable.data.series_config import SeriesConfig
 from paddle_stable.data.series_table import Floats
 from paddle_stable.data.series_windows import Fitted, SeriesWindows, load_windows
-from paddle_stable.forecast_figure import draw_forecast
+from paddle_stable.forecast_figure import Caption, draw_forecast
 from paddle_stable.models.lstm import LstmForecaster
 from paddle_stable.recipe import DataConfig, ModelKind, TaskConfig
 from paddle_stable.task import Task
@@ -115,12 +115,7 @@ class LstmForecast(Task):
         assert isinstance(dataset, SeriesWindows)
         forecast = outputs["forecast"]
         picture, table = (folder / f"forecast_{dataset.name}.{kind}" for kind in ("png", "csv"))
-        name = {
-            "value": self._data.target_column,
-            "log_return": f"log return of {self._data.target_column}",
-            "log_realised_volatility": f"log volatility of {self._data.target_column}",
-        }[self._data.target_transform]
-        draw_forecast(picture, dataset, forecast, name=name, horizon=self._data.horizon)
+        draw_forecast(picture, dataset, forecast, self._caption(dataset.name))
         _write_table(table, dataset, forecast)
         return {f"forecast/{dataset.name}": picture}
 
@@ -160,6 +155,18 @@ class LstmForecast(Task):
             "data.test_from": 0.85,
             "data.until": None,
         }
+
+    def _caption(self, split: str) -> Caption:
+        """What is forecast, in words."""
+        column, rows = self._data.target_column, f"{self._data.horizon} row{'s' if self._data.horizon > 1 else ''}"
+        match self._data.target_transform:
+            case "value":
+                return Caption(f"{column}, {rows} ahead ({split} split)", column)
+            case "log_return":
+                return Caption(f"Log return of {column} over the next {rows} ({split} split)", "log return")
+            case "log_realised_volatility":
+                title = f"Volatility of {column} over the next {rows} ({split} split)"
+                return Caption(title, "log of the root mean square of one-row log returns")
 
     def _window_losses(self, scaled: paddle.Tensor, target: paddle.Tensor) -> paddle.Tensor:
         """[windows] loss of every window, from [windows, outputs]."""
