@@ -138,7 +138,7 @@ def _by_name(name: str) -> Pretrained:
         ErnieTokenizer.pretrained_resource_files_map["vocab_file"][name],
     )
     try:
-        weights, vocabulary = (resolve_file_path(name, [url]) for url in urls)
+        weights, vocabulary = (resolve_file_path(name, [url], cache_dir=MODEL_HOME) for url in urls)
     except OSError as error:
         message = (
             f"task.pretrained: not in PaddleNLP's cache ({cached}), and it cannot be downloaded from here. "
