@@ -142,6 +142,8 @@ def _check_against_data(loaded: LoadedRecipe, splits: Splits, total: int, world:
     warmup = recipe.schedule.warmup_steps
     if warmup is not None and warmup > total:
         file, line = locate(loaded, "schedule.warmup_steps")
-        problems.append(Problem(file, line, f"schedule.warmup_steps: {warmup} is more than the {total} steps of the run."))
+        problems.append(
+            Problem(file, line, f"schedule.warmup_steps: {warmup} is more than the {total} steps of the run.")
+        )
     if problems:
         raise InputError(f"{loaded.path} does not fit its data:", problems)

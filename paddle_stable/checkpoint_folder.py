@@ -54,7 +54,7 @@ class CheckpointError(Exception):
 
 
 @final
-class NonFiniteState(Exception):  # noqa: N818 - named after what happened, like the others
+class NonFiniteState(Exception):
     """A parameter or a moment is NaN or infinite, and such a state is never written."""
 
     def __init__(self, names: Iterable[str]) -> None:

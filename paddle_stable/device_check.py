@@ -116,7 +116,7 @@ class DeviceCheck:
         norms = []
         for chosen in ({}, values):
             reports = _steps(self._trainer(chosen, "norms"), STEPS)
-            norms.append([r.verdict.grad_norm for r in reports if r.verdict.applied][0])
+            norms.append(next(r.verdict.grad_norm for r in reports if r.verdict.applied))
         return "" if abs(norms[1] / norms[0] - 1.0) < 0.05 else f"first norm {norms[1]:.4g}, in float32 {norms[0]:.4g}"
 
     def _resume(self, values: Mapping[str, Any]) -> str:

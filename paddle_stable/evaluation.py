@@ -38,13 +38,10 @@ def evaluate(
     try:
         with paddle.no_grad(), precision.autocast():
             mine = [
-                (batch.indices, task.outputs(model, batch))
-                for batch in evaluation_batches(dataset, batch_size, world)
+                (batch.indices, task.outputs(model, batch)) for batch in evaluation_batches(dataset, batch_size, world)
             ]
     finally:
         if was_training:
             model.train()
     outputs = in_sample_order(mine, len(dataset), world)
     return Evaluation(task.metrics(outputs, dataset), outputs)
-
-

@@ -50,14 +50,14 @@ def apply_groups(model: paddle.nn.Layer, groups: tuple[GroupConfig, ...], recipe
         for index, group in unused.items()
     ]  # fmt: skip
     if not any(not p.stop_gradient for p in model.parameters()):
-        problems.append(Problem(recipe_file, 0, "optim.groups: every parameter is frozen, so there is nothing to train"))
+        problems.append(
+            Problem(recipe_file, 0, "optim.groups: every parameter is frozen, so there is nothing to train")
+        )
     if problems:
         raise InputError("The parameter groups do not fit the model:", problems)
 
 
-def build_optimizer(
-    model: paddle.nn.Layer, config: OptimConfig, planned_clip: PlannedClip
-) -> paddle.optimizer.AdamW:
+def build_optimizer(model: paddle.nn.Layer, config: OptimConfig, planned_clip: PlannedClip) -> paddle.optimizer.AdamW:
     """AdamW over the trainable parameters; its learning rate is set anew before every step.
 
     Parameter groups in Paddle's sense are not used: with them the clip runs once a group and is no longer global.

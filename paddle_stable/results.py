@@ -79,7 +79,9 @@ def final_advice(trainer: Trainer) -> list[str]:
 def _report(results: Mapping[str, Any]) -> str:
     metrics = ", ".join(f"{name} {value:.4f}" for name, value in results["metrics"].items())
     lines = [f"{results['split']} set, checkpoint {results['checkpoint'] or 'none (last weights)'}: {metrics}"]
-    lines += [f"  beside it: {name} {_shown(value)}" for name, value in results["data"].items()]
+    beside = [f"{k} {_shown(v)}" for k, v in results["data"].items() if k.startswith(f"{results['split']}_")]
+    if beside:
+        lines.append(f"beside it: {', '.join(beside)}")
     steps = results["steps"]
     skipped = ", ".join(f"{count} {reason}" for reason, count in steps["skipped"].items() if count)
     lines.append(
@@ -90,4 +92,6 @@ def _report(results: Mapping[str, Any]) -> str:
 
 
 def _shown(value: float | str) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
+    if isinstance(value, str):
+        return value
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.4f}"

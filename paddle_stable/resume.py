@@ -13,7 +13,13 @@ from paddle_stable.errors import InputError
 from paddle_stable.progress import Best, Progress
 from paddle_stable.stability.monitor import Monitor
 from paddle_stable.trainer import Trainer
-from paddle_stable.training_state import StateMismatch, load_model_arrays, load_optimizer_arrays
+from paddle_stable.training_state import (
+    StateMismatch,
+    current_environment,
+    environment_changes,
+    load_model_arrays,
+    load_optimizer_arrays,
+)
 
 
 @final
@@ -62,6 +68,7 @@ def restore(trainer: Trainer, path: Path) -> None:
     parts = trainer.store.load(path)
     state = parts.state
     _refuse_other_precision(state, trainer, path)
+    _refuse_other_order(state["plan"], trainer.loader.plan_facts(), path)
     try:
         load_model_arrays(trainer.model, parts.model)
         load_optimizer_arrays(trainer.optimizer, trainer.model, parts.optimizer)
@@ -85,3 +92,23 @@ def _refuse_other_precision(state: Mapping[str, Any], trainer: Trainer, path: Pa
             f"was saved with amp.dtype={saved}, this recipe asks for {asked}. Pass -o amp.dtype={saved}, "
             "or start afresh in another folder.",
         )
+
+
+def _refuse_other_order(saved: Mapping[str, int], now: Mapping[str, int], path: Path) -> None:
+    """With another window or seed the saved position would repeat some samples of the epoch and leave out others."""
+    changes = [f"{name} {saved[name]} → {now[name]}" for name in saved if saved[name] != now[name]]
+    if changes:
+        raise InputError.single(
+            str(path),
+            f"was saved with another order of samples ({', '.join(changes)}), so the place in the epoch would be "
+            "wrong. Use the same data and seed, and the same data.batch_size x run.accumulate x processes; or start "
+            "afresh in another folder.",
+        )
+
+
+def environment_remarks(store: CheckpointStore, path: Path) -> list[str]:
+    """What has changed in the machine since the checkpoint, when that can change the last bits of results."""
+    changes = environment_changes(store.environment(path), current_environment())
+    if not changes:
+        return []
+    return [f"results will not be bit-identical to the uninterrupted run's: {', '.join(changes)}"]

@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import final
 
 from paddle_stable.build import Prepared, build_trainer, prepare, use_device
-from paddle_stable.checkpoint import CheckpointStore
-from paddle_stable.checkpoint_folder import NonFiniteState
+from paddle_stable.checkpoint import CheckpointError, CheckpointStore, NonFiniteState
+from paddle_stable.data.workers import SampleError
 from paddle_stable.distributed import World
 from paddle_stable.dry_run import describe
 from paddle_stable.errors import ExitCode, InputError
 from paddle_stable.recipe_io import LoadedRecipe, load_recipe
 from paddle_stable.results import conclude, final_advice
-from paddle_stable.resume import ResumePoint, find_resume_point, restore
+from paddle_stable.resume import ResumePoint, environment_remarks, find_resume_point, restore
 from paddle_stable.run_folder import RunFolder, write_exit
+from paddle_stable.stop_signal import StopSignal
 from paddle_stable.trainer import Diverged, StepFailed, Stopped, Trainer
 from paddle_stable.writers import RunRecord
 
@@ -59,20 +60,24 @@ def run_training(request: TrainingRequest) -> ExitCode:
 
 
 def _train(request: TrainingRequest, prepared: Prepared, world: World) -> ExitCode:
+    """Everything between taking the run folder and leaving it. `exit.json` is written whatever happens."""
     folder = Path(prepared.recipe.run.output_dir)
     with ExitStack() as stack:
+        stop = stack.enter_context(StopSignal())
         start = _claim(folder, request.resume, prepared, world, stack)
         trainer = build_trainer(prepared, world, folder=folder)
-        if start.path is not None:
-            restore(trainer, start.path)
-        if world.is_main:
-            # Only now: opening the records cuts them back to the checkpoint, which must not happen for a mistake.
-            trainer.writers = RunRecord.open(folder, prepared.total_steps, _recorded_until(start, request.resume))
-            stack.callback(trainer.writers.close)
-        _introduce(trainer, prepared.loaded, start)
-        code, reason = _fit(trainer, folder)
+        try:
+            _begin(trainer, prepared.loaded, start, request, folder, stack)
+            code, reason = _fit(trainer, folder, stop)
+        except InputError:
+            raise
+        except Exception as error:
+            write_exit(folder, ExitCode.ERROR, f"{type(error).__name__}: {error}", step=trainer.progress.step)
+            raise
         if world.is_main or code is ExitCode.ERROR:
             write_exit(folder, code, reason, step=trainer.progress.step)
+        if stop.received:
+            stop.stay_deaf()
     if code is not ExitCode.DONE:
         print(reason, file=sys.stderr, flush=True)
     return code
@@ -86,7 +91,9 @@ def _claim(folder: Path, resume: str | None, prepared: Prepared, world: World, s
         try:
             held = RunFolder(folder)
             stack.callback(held.close)
-            start = find_resume_point(resume, CheckpointStore(held.checkpoints, keep_last=prepared.recipe.run.keep_last))
+            start = find_resume_point(
+                resume, CheckpointStore(held.checkpoints, keep_last=prepared.recipe.run.keep_last)
+            )
             if start.path is None:
                 held.refuse_to_overwrite(resuming=resume is not None)
         except InputError as error:
@@ -99,6 +106,29 @@ def _claim(folder: Path, resume: str | None, prepared: Prepared, world: World, s
     return start
 
 
+def _begin(
+    trainer: Trainer, loaded: LoadedRecipe, start: ResumePoint, request: TrainingRequest, folder: Path, stack: ExitStack
+) -> None:
+    """Put the saved state back, and open the records on rank 0."""
+    remarks = list(start.remarks)
+    if start.path is not None:
+        restore(trainer, start.path)
+        remarks += environment_remarks(trainer.store, start.path)
+    if not trainer.world.is_main:
+        return
+    # Only now: opening the records cuts them back to the checkpoint, which must not happen for a mistake.
+    trainer.writers = RunRecord.open(folder, trainer.schedule.total, _recorded_until(start, request.resume))
+    stack.callback(trainer.writers.close)
+    trainer.writers.text("recipe", f"```yaml\n{loaded.text}```", trainer.progress.step)
+    for remark in remarks:
+        trainer.writers.note(f"resume: {remark}")
+    if start.path is not None:
+        set_aside = trainer.store.set_aside_newer(trainer.progress.step)
+        trainer.writers.note(f"resume: going on from {start.path}, step {trainer.progress.step}")
+        for path in set_aside:
+            trainer.writers.note(f"resume: a later checkpoint was set aside as {path}")
+
+
 def _recorded_until(start: ResumePoint, resume: str | None) -> int | None:
     """Step behind which records are cut off; None where there must not be any."""
     if start.path is not None:
@@ -106,19 +136,10 @@ def _recorded_until(start: ResumePoint, resume: str | None) -> int | None:
     return None if resume is None else 0
 
 
-def _introduce(trainer: Trainer, loaded: LoadedRecipe, start: ResumePoint) -> None:
-    if start.path is None:
-        trainer.writers.text("recipe", f"```yaml\n{loaded.text}```")
-    for remark in start.remarks:
-        trainer.writers.note(f"resume: {remark}")
-    if start.path is not None:
-        trainer.writers.note(f"resume: going on from {start.path}, step {trainer.progress.step}")
-
-
-def _fit(trainer: Trainer, folder: Path) -> tuple[ExitCode, str]:
+def _fit(trainer: Trainer, folder: Path, stop: StopSignal) -> tuple[ExitCode, str]:
     """Train to the end; every way in which that can end has its code."""
     try:
-        trainer.fit()
+        trainer.fit(stop)
         conclude(trainer, folder)
     except Stopped as stopped:
         return ExitCode.STOPPED, f"{stopped}. Go on with --resume auto."
@@ -129,6 +150,10 @@ def _fit(trainer: Trainer, folder: Path) -> tuple[ExitCode, str]:
     except StepFailed as failed:
         traceback.print_exception(failed.__cause__)
         return ExitCode.ERROR, str(failed)
+    except SampleError as bad:
+        return ExitCode.INPUT, f"{bad} Mend or remove it, then go on with --resume auto."
+    except CheckpointError as unsaved:
+        return ExitCode.ERROR, str(unsaved)
     for line in final_advice(trainer):
         trainer.writers.note(f"advice: {line}")
     return ExitCode.DONE, f"done after step {trainer.progress.step}"

@@ -29,7 +29,8 @@ class RunFolder:
         except OSError as error:
             raise InputError.single(str(path), f"run.output_dir cannot be written: {error.strerror}") from error
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # A POSIX lock, because forked loader workers do not inherit it: an orphan must not hold the folder.
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self._lock.close()
             raise InputError.single(
@@ -64,4 +65,4 @@ def write_exit(folder: Path, code: ExitCode, reason: str, *, step: int) -> None:
     record = {"code": int(code), "name": code.name.lower(), "reason": reason, "step": step, "time": time.time()}
     aside = folder / f".exit.json.{os.getpid()}"
     aside.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf8")
-    os.replace(aside, folder / "exit.json")
+    aside.replace(folder / "exit.json")

@@ -24,10 +24,8 @@ class Schedule:
     @staticmethod
     def of(config: ScheduleConfig, *, peak: float, total: int) -> Schedule:
         """The schedule of a recipe for a run of `total` steps."""
-        if config.warmup_steps is not None:
-            warmup = config.warmup_steps
-        else:
-            warmup = round((config.warmup_ratio or 0.0) * total)
+        ratio = config.warmup_ratio or 0.0
+        warmup = config.warmup_steps if config.warmup_steps is not None else round(ratio * total)
         return Schedule(peak, total, warmup, config.kind, config.min_lr_ratio)
 
     def lr(self, applied: int) -> float:

@@ -13,8 +13,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class StopSignal:
     """While entered, SIGTERM and SIGINT set a flag instead of ending the process.
 
-    Enter after `import paddle`, which installs handlers of its own. The launcher sends a signal three times within a
-    second, so only the first one has an effect.
+    Enter after `import paddle`, which installs handlers of its own.
     """
 
     def __init__(self) -> None:
@@ -32,6 +31,16 @@ class StopSignal:
         for number, handler in self._previous.items():
             # None stands for a handler that was not installed from Python and cannot be put back from here.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._previous = {}
+
+    def stay_deaf(self) -> None:
+        """Ignore the signals for the rest of this process, which is on its way out.
+
+        The launcher sends a signal three times within a second: a late one must not change the exit code.
+        """
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        self._previous = {}
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         if self.received is None:

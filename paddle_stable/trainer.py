@@ -9,7 +9,7 @@ from typing import Any, final
 
 import paddle
 
-from paddle_stable.checkpoint import CheckpointParts, CheckpointStore
+from paddle_stable.checkpoint import CheckpointError, CheckpointParts, CheckpointStore, NonFiniteState
 from paddle_stable.data.dataset import Batch, Dataset, Splits
 from paddle_stable.data.loader import Loader, Window
 from paddle_stable.distributed import World
@@ -68,27 +68,32 @@ class Trainer:
     dev_metrics: Mapping[str, float] = field(default_factory=dict)
     """Of the newest evaluation on the dev set; empty before the first."""
 
-    def fit(self) -> None:
+    def fit(self, stop: StopSignal) -> None:
         """Train until the last step or until patience runs out.
+
+        Args:
+            stop: tells when a signal has asked for an end; entered by the caller, who outlives the loop.
 
         Raises:
             Diverged: after too many unusable steps in a row, or when parameters are no longer finite.
             Stopped: after a signal, with a checkpoint of the last finished step.
             StepFailed: when an operation raises.
+            SampleError: when a sample cannot be prepared.
+            CheckpointError: when a checkpoint cannot be written; the earlier ones are intact.
         """
+        run = self.recipe.run
         windows = self.loader.steps()
-        with StopSignal() as stop:
-            while self.progress.step < self.schedule.total and not self.out_of_patience():
-                report = self.train_step(windows, stop_vote=stop.received is not None)
-                self._record(report)
-                self._end_when_diverged()
-                evaluated = self._due(self.recipe.run.eval_every)
-                improved = self._evaluate_dev() if evaluated else False
-                if improved or (evaluated if self.recipe.run.save_every is None else self._due(self.recipe.run.save_every)):
-                    self.save(is_best=improved)
-                if report.verdict.stop_requested:
-                    self.save(is_best=False)
-                    raise Stopped(f"stopped by a signal after step {self.progress.step}; checkpoint saved")
+        while self.progress.step < self.schedule.total and not self.out_of_patience():
+            report = self.train_step(windows, stop_vote=stop.received is not None)
+            self._record(report)
+            self._end_when_diverged()
+            evaluated = self._due(run.eval_every)
+            improved = self._evaluate_dev() if evaluated else False
+            if improved or (evaluated if run.save_every is None else self._due(run.save_every)):
+                self.save(is_best=improved)
+            if report.verdict.stop_requested:
+                self.save(is_best=False)
+                raise Stopped(f"stopped by a signal after step {self.progress.step}; checkpoint saved")
 
     def train_step(self, windows: Iterator[Window], *, stop_vote: bool = False) -> StepReport:
         """Run one optimizer step over the next window and say what it did."""
@@ -135,12 +140,19 @@ class Trainer:
         """Write a checkpoint of the last finished step, on rank 0.
 
         Raises:
-            Diverged: when a parameter or a moment is not finite. Nothing is written then.
+            NonFiniteState: when a parameter or a moment is not finite. Nothing is written then.
+            CheckpointError: when it cannot be written; the earlier ones are intact.
         """
+        failure: Exception | None = None
         if self.world.is_main:
-            self.store.save(self.progress.step, self._parts(), best=is_best)
-            self.writers.note(f"step {self.progress.step}: checkpoint saved{' (best)' if is_best else ''}")
-        self.world.barrier()
+            try:
+                self.store.save(self.progress.step, self._parts(), best=is_best)
+                self.writers.note(f"step {self.progress.step}: checkpoint saved{' (best)' if is_best else ''}")
+            except (NonFiniteState, CheckpointError) as error:
+                failure = error
+        # The other processes have to hear of a failure, or they would wait for rank 0 in the next step.
+        if self.world.agree_max(int(failure is not None)):
+            raise failure or CheckpointError("rank 0 could not save; it says why")
 
     def out_of_patience(self) -> bool:
         """Whether `run.early_stop` evaluations in a row were no better."""
@@ -156,6 +168,7 @@ class Trainer:
             "amp": self.precision.state(),
             "monitor": self.monitor.state(),
             "dev_metrics": dict(self.dev_metrics),
+            "plan": self.loader.plan_facts(),
         }
 
     def _parts(self) -> CheckpointParts:

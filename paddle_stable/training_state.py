@@ -30,7 +30,7 @@ _MASTER_WEIGHT = "master_weight"
 
 
 @final
-class StateMismatch(Exception):  # noqa: N818 - named after what happened, like the others
+class StateMismatch(Exception):
     """Arrays do not belong to this model or optimizer; nothing was changed."""
 
     def __init__(

@@ -43,7 +43,11 @@ def test_weight_decay_spares_biases_and_normalisation() -> None:
 
 
 def test_groups_scale_the_learning_rate_and_freeze() -> None:
-    groups = (GroupConfig(match="2.bias", lr_scale=0.5), GroupConfig(match="2.*"), GroupConfig(match="0.*", freeze=True))
+    groups = (
+        GroupConfig(match="2.bias", lr_scale=0.5),
+        GroupConfig(match="2.*"),
+        GroupConfig(match="0.*", freeze=True),
+    )
     moved = one_step(network(), OptimConfig(lr=0.1, weight_decay=0.0, groups=groups))
     np.testing.assert_allclose(moved["2.weight"], -0.1, rtol=1e-4)
     np.testing.assert_allclose(moved["2.bias"], -0.05, rtol=1e-4)

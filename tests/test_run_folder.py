@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,13 +10,21 @@ import pytest
 from paddle_stable.errors import ExitCode, InputError
 from paddle_stable.run_folder import RunFolder, write_exit
 
+ROOT = Path(__file__).parents[1]
+
+
+def hold_in_another_process(folder: Path) -> subprocess.CompletedProcess[str]:
+    code = f"from pathlib import Path; from paddle_stable.run_folder import RunFolder; RunFolder(Path({str(folder)!r}))"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+
 
 def test_a_second_run_in_the_same_folder_is_refused_until_the_first_is_done(tmp_path: Path) -> None:
     first = RunFolder(tmp_path / "run")
-    with pytest.raises(InputError, match="another run is training into this folder"):
-        RunFolder(tmp_path / "run")
+    refused = hold_in_another_process(tmp_path / "run")
+    assert refused.returncode != 0
+    assert "another run is training into this folder" in refused.stderr
     first.close()
-    RunFolder(tmp_path / "run").close()
+    assert hold_in_another_process(tmp_path / "run").returncode == 0
 
 
 @pytest.mark.parametrize(("left", "resuming"), [("metrics.jsonl", False), ("checkpoints/step-000010", True)])

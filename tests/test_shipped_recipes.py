@@ -17,6 +17,7 @@ from paddle_stable.data.dataset import Batch
 from paddle_stable.distributed import World
 from paddle_stable.recipe_io import LoadedRecipe, load_recipe
 from paddle_stable.seeding import seed_step
+from paddle_stable.stop_signal import StopSignal
 from paddle_stable.task import Task
 from paddle_stable.trainer import Trainer
 
@@ -59,7 +60,8 @@ def test_every_task_has_a_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_recipe_trains_at_its_smoke_sizes(recipe: Path, tmp_path: Path) -> None:
     trainer = trainer_of(smoke(recipe, tmp_path), tmp_path / "run")
     before = {name: p.numpy().copy() for name, p in trainer.model.named_parameters() if not p.stop_gradient}
-    trainer.fit()
+    with StopSignal() as stop:
+        trainer.fit(stop)
     assert trainer.progress.applied == trainer.schedule.total > 0
     still = [n for n, p in trainer.model.named_parameters() if n in before and (p.numpy() == before[n]).all()]
     assert not still, f"parameters that did not move: {still}"

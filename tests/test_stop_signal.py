@@ -23,3 +23,16 @@ def test_the_old_handlers_come_back() -> None:
     with StopSignal():
         assert signal.getsignal(signal.SIGTERM) != before[signal.SIGTERM]
     assert {n: signal.getsignal(n) for n in before} == before
+
+
+def test_a_process_on_its_way_out_ignores_late_signals() -> None:
+    before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        with StopSignal() as stop:
+            os.kill(os.getpid(), signal.SIGTERM)
+            stop.stay_deaf()
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

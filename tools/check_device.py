@@ -1,7 +1,7 @@
 """Say which promises hold on this machine's device, in a few minutes. Needs no data and writes nothing that stays.
 
-    python tools/check_device.py            # the GPU when there is one, else the CPU
-    python tools/check_device.py --device gpu -c configs/ernie_cls.yaml
+python tools/check_device.py            # the GPU when there is one, else the CPU
+python tools/check_device.py --device gpu -c configs/ernie_cls.yaml
 """
 
 from __future__ import annotations

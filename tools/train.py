@@ -1,8 +1,8 @@
 """Train a recipe.
 
-    python tools/train.py -c configs/ernie_cls.yaml
-    python tools/train.py -c configs/ernie_cls.yaml -o optim.lr=1e-3 -o clip.max_norm=5.0 --resume auto
-    python -m paddle.distributed.launch --nproc_per_node 2 tools/train.py -c configs/ernie_cls.yaml
+python tools/train.py -c configs/ernie_cls.yaml
+python tools/train.py -c configs/ernie_cls.yaml -o optim.lr=1e-3 -o clip.max_norm=5.0 --resume auto
+python -m paddle.distributed.launch --nproc_per_node 2 tools/train.py -c configs/ernie_cls.yaml
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ def main() -> int:
     from paddle_stable.tool_start import start_tool
 
     start_tool()
+    if arguments.trust:
+        sys.path.insert(0, str(Path.cwd()))
     from paddle_stable.run import TrainingRequest, run_training
 
     return run_training(

@@ -98,6 +98,11 @@ class Loader:
         """Windows in one epoch."""
         return self._plan.steps_per_epoch
 
+    def plan_facts(self) -> dict[str, int]:
+        """What the order of samples depends on besides the data: a position means something with these only."""
+        plan = self._plan
+        return {"samples": plan.count, "samples a step": plan.window_size, "seed": plan.seed}
+
     def skip_to(self, position: Position) -> None:
         """Go on from another window, also in the middle of `steps()`.
 

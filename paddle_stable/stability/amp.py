@@ -40,6 +40,7 @@ class LossScale:
             return replace(self, overflows=0, finite_steps=self.finite_steps + 1)
         return LossScale(min(self.scale * 2.0, config.max_scale))
 
+
 _NEVER = 2**31 - 1
 
 
@@ -150,8 +151,8 @@ class DevicePrecision(Precision):
         """Backward from the scaled loss.
 
         Raises:
-            RuntimeError: when the GradScaler has switched itself off, as it does for good when `scale()` is called after
-                an autocast of another format was entered.
+            RuntimeError: when the GradScaler has switched itself off, as it does for good when `scale()` is called
+                after an autocast of another format was entered.
         """
         scaled = self._scaler.scale(loss)
         if self._config.dtype == "float16" and not self._scaler.is_enable():

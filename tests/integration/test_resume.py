@@ -13,6 +13,7 @@ import pytest
 from paddle_stable.data.loader import Position
 from paddle_stable.errors import InputError
 from paddle_stable.stability.faults import Faults
+from paddle_stable.stop_signal import StopSignal
 from paddle_stable.trainer import Stopped, Trainer
 
 from .conftest import curve, final_digest, open_trainer, sample_values
@@ -44,13 +45,14 @@ class StopsAt:
 def stop_at(trainer: Trainer, step: int) -> None:
     """Train until a signal arrives in `step`; the run stops after the step behind it."""
     trainer.faults = StopsAt(trainer.faults, step)  # type: ignore[assignment]
-    with pytest.raises(Stopped):
-        trainer.fit()
+    with StopSignal() as stop, pytest.raises(Stopped):
+        trainer.fit(stop)
     trainer.writers.close()
 
 
 def finish(trainer: Trainer) -> None:
-    trainer.fit()
+    with StopSignal() as stop:
+        trainer.fit(stop)
     trainer.writers.close()
 
 
@@ -60,7 +62,9 @@ def finish(trainer: Trainer) -> None:
     [PLAIN, POISONED, HALF, ACCUMULATED],
     ids=["plain", "poisoned", "half precision", "accumulated"],
 )
-def test_a_resumed_run_equals_the_uninterrupted_one(values: dict[str, Any], stops: tuple[int, ...], tmp_path: Path) -> None:
+def test_a_resumed_run_equals_the_uninterrupted_one(
+    values: dict[str, Any], stops: tuple[int, ...], tmp_path: Path
+) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     data = sample_values(tmp_path)
     finish(open_trainer(whole, {**data, **values}))
@@ -107,3 +111,15 @@ def test_another_model_is_refused_with_the_names(tmp_path: Path) -> None:
     stop_at(open_trainer(tmp_path, {**data, **PLAIN}), 2)
     with pytest.raises(InputError, match="l1"):
         open_trainer(tmp_path, {**data, **PLAIN, "task.layers": 2}, resume="auto")
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [({"data.batch_size": 32}, "samples a step 64 → 32"), ({"run.seed": 9}, "seed 1 → 9")],
+    ids=["batch size", "seed"],
+)
+def test_another_order_of_samples_is_refused(change: dict[str, Any], named: str, tmp_path: Path) -> None:
+    data = sample_values(tmp_path)
+    stop_at(open_trainer(tmp_path, {**data, **PLAIN}), 2)
+    with pytest.raises(InputError, match=named):
+        open_trainer(tmp_path, {**data, **PLAIN, **change}, resume="auto")

@@ -46,9 +46,7 @@ class SmallRun:
     gradients: Gradients
     precision: Precision
 
-    def step(
-        self, seed: int, spoil: Callable[[nn.Layer], Any] | None = None, loss_factor: float = 1.0
-    ) -> Verdict:
+    def step(self, seed: int, spoil: Callable[[nn.Layer], Any] | None = None, loss_factor: float = 1.0) -> Verdict:
         generator = np.random.default_rng(seed)
         x = paddle.to_tensor(generator.normal(size=(16, 4)).astype("float32"))
         self.guard.begin()

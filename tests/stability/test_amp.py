@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -130,12 +129,12 @@ def test_only_the_listed_layers_are_rounded(small_run: Any) -> None:
 
 
 @pytest.fixture(params=["float32", "float16", "bfloat16"])
-def precision_pair(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Any]]:
+def precision_pair(request: pytest.FixtureRequest) -> tuple[Any, ...]:
     config = AmpConfig(dtype=request.param, emulate=request.param != "float32")
-    yield tuple(build_precision(config, paddle.nn.Sequential(paddle.nn.Linear(1, 1))) for _ in range(2))
+    return tuple(build_precision(config, paddle.nn.Sequential(paddle.nn.Linear(1, 1))) for _ in range(2))
 
 
-def test_the_state_round_trips(precision_pair: tuple[Any, Any]) -> None:
+def test_the_state_round_trips(precision_pair: tuple[Any, ...]) -> None:
     first, second = precision_pair
     for overflow in (True, False, False):
         first.update(overflow=overflow)

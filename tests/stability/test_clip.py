@@ -15,9 +15,9 @@ from paddle_stable.stability.clip import ClipPlan, PlannedClip, build_clip
 from paddle_stable.stability.gradients import Gradients
 
 STOCK = {
-    "global_norm": lambda bound: paddle.nn.ClipGradByGlobalNorm(bound),
-    "norm": lambda bound: paddle.nn.ClipGradByNorm(bound),
-    "value": lambda bound: paddle.nn.ClipGradByValue(bound),
+    "global_norm": paddle.nn.ClipGradByGlobalNorm,
+    "norm": paddle.nn.ClipGradByNorm,
+    "value": paddle.nn.ClipGradByValue,
 }
 
 
