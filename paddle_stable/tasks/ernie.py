@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar, final
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, final
 
 import numpy as np
 import paddle
@@ -22,6 +22,8 @@ from paddle_stable.task import Task
 
 _log = logging.getLogger(__name__)
 _Value = TypeVar("_Value")
+# Looked at by the validators when it is left out, too.
+_Size = Annotated[PositiveInt | None, Field(validate_default=True)]
 
 
 class ErnieConfig(TaskConfig):
@@ -34,15 +36,15 @@ class ErnieConfig(TaskConfig):
     """Vocabulary file, a token a line. null: the pretrained model's, or one built from the training text."""
     min_count: PositiveInt = 2
     """Vocabulary built from the training text: rarer characters become [UNK]."""
-    hidden_size: PositiveInt | None = None
+    hidden_size: _Size = None
     """Width. Like all sizes: needed from scratch, null with `pretrained`, which brings its own."""
-    num_layers: PositiveInt | None = None
+    num_layers: _Size = None
     """Transformer layers."""
-    num_heads: PositiveInt | None = None
+    num_heads: _Size = None
     """Attention heads; `hidden_size` must be a multiple of it."""
-    intermediate_size: PositiveInt | None = None
+    intermediate_size: _Size = None
     """Width between the two linear layers of a block; usually 4 x hidden_size."""
-    max_position: PositiveInt | None = None
+    max_position: _Size = None
     """Longest text in tokens that the model can take; at least data.max_length."""
     dropout: float | None = Field(default=None, ge=0.0, lt=1.0)
     """After embeddings, attention, every block, and before the classifier. null: as pretrained, or 0.1."""
