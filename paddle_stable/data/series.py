@@ -108,25 +108,26 @@ def _resolve_cuts(table: Table, config: SeriesConfig) -> list[int]:
     """Row after the last one of train, dev and (if asked for) test, counted over all rows of the file."""
     total = len(table.values)
     asked = {"data.dev_from": config.dev_from, "data.test_from": config.test_from, "data.until": config.until}
-    if config.until is None:
-        asked["data.until"] = total
     ends: list[int] = []
     problems = []
     for key, cut in asked.items():
         if cut is None:
             continue
         row = _row_of(cut, table, total)
-        if row > total:
-            problems.append(Problem(table.file, 0, f"{key}: {cut} lies beyond the file's {total} rows."))
-        elif ends and row <= ends[-1]:
-            message = f"{key}: {cut} is row {row}, which is not after the cut before it (row {ends[-1]})."
+        if row >= total and (key != "data.until" or row > total):
+            last = "" if table.times is None else f", the last one of {show_time(table.times.max())}"
+            message = f"{key}: {cut} leaves no row after it; the file has {total} rows{last}."
             problems.append(Problem(table.file, 0, message))
         elif row == 0:
             problems.append(Problem(table.file, 0, f"{key}: {cut} leaves no row before it."))
-        ends.append(row)
+        elif ends and row <= ends[-1]:
+            message = f"{key}: {cut} is row {row}, which is not after the cut before it (row {ends[-1]})."
+            problems.append(Problem(table.file, 0, message))
+        else:
+            ends.append(row)
     if problems:
         raise InputError("The series cannot be cut into train, dev and test:", problems)
-    return ends
+    return ends if config.until is not None else [*ends, total]
 
 
 def _row_of(cut: Cut, table: Table, total: int) -> int:

@@ -271,9 +271,14 @@ def test_cuts_are_fractions_rows_or_dates(tmp_path: Path, cuts: tuple[Any, Any])
     ("changes", "expected"),
     [
         ({"dev_from": 34, "test_from": 28}, "data.test_from: 28 is row 28, which is not after"),
-        ({"dev_from": 28, "test_from": 41}, "data.test_from: 41 lies beyond"),
-        ({"dev_from": "2030-01-01", "test_from": None}, "data.dev_from: 2030-01-01 lies beyond"),
+        (
+            {"dev_from": 28, "test_from": 41},
+            "data.test_from: 41 leaves no row after it; the file has 40 rows, the last one of 2020-02-09.",
+        ),
+        ({"dev_from": "2030-01-01", "test_from": None}, "data.dev_from: 2030-01-01 leaves no row after it"),
         ({"dev_from": "2000-01-01"}, "data.dev_from: 2000-01-01 leaves no row"),
+        ({"dev_from": 28, "test_from": 40}, "data.test_from: 40 leaves no row after it"),
+        ({"until": 41}, "data.until: 41 leaves no row after it"),
         ({"until": 34}, "data.until: 34 is row 34, which is not after"),
     ],
 )
