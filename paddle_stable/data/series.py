@@ -115,7 +115,7 @@ def _resolve_cuts(table: Table, config: SeriesConfig) -> list[int]:
             continue
         row = _row_of(cut, table, total)
         if row >= total and (key != "data.until" or row > total):
-            last = "" if table.times is None else f", the last one of {show_time(table.times.max())}"
+            last = "" if table.times is None else f", the last one of {show_time(np.fmax.reduce(table.times))}"
             message = f"{key}: {cut} leaves no row after it; the file has {total} rows{last}."
             problems.append(Problem(table.file, 0, message))
         elif row == 0:
