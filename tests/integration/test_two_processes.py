@@ -1,0 +1,88 @@
+"""Two processes under Paddle's launcher do what one does: the same losses, the same metrics, one record."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from .conftest import Train, curve
+
+STEPS: dict[str, Any] = {"run__steps": 20, "run__log_every": 1, "run__eval_every": 20, "task__dropout": 0.0}
+
+
+def losses(run: Path, tag: str = "train/loss") -> list[float]:
+    return [value for name, _, value in curve(run) if name == tag]
+
+
+def weights(run: Path) -> dict[str, np.ndarray]:
+    found: dict[str, np.ndarray] = load_file(run / "checkpoints" / "step-000020" / "model.safetensors")
+    return found
+
+
+@pytest.fixture
+def runs(train: Train, tmp_path: Path) -> dict[str, Path]:
+    """The same windows of 32 samples over an epoch with a short last one, dealt in three ways."""
+    dealt: dict[str, dict[str, Any]] = {
+        "1 x 2b": {"data__batch_size": 32},
+        "1 x b x accumulate 2": {"data__batch_size": 16, "run__accumulate": 2},
+        "2 x b": {"data__batch_size": 16, "ranks": 2},
+    }
+    folders = {}
+    for name, values in dealt.items():
+        folders[name] = tmp_path / name.replace(" ", "")
+        done = train(run__output_dir=str(folders[name]), **STEPS, **values)
+        assert done.returncode == 0, done.stderr + done.stdout
+    return folders
+
+
+def test_two_processes_one_and_accumulation_agree_over_more_than_an_epoch(runs: dict[str, Path]) -> None:
+    one, accumulated, two = runs.values()
+    assert len(losses(one)) == 20
+    for other in (accumulated, two):
+        np.testing.assert_allclose(losses(other), losses(one), rtol=1e-5)
+        # Of the first step the norm speaks for the gradient itself: nothing has drifted yet.
+        norms = [losses(run, "stability/grad_norm")[0] for run in (other, one)]
+        assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+        for name, value in weights(one).items():
+            np.testing.assert_allclose(weights(other)[name], value, rtol=1e-3, atol=1e-5)
+    assert json.loads((two / "exit.json").read_text())["code"] == 0
+    assert sorted(p.name for p in two.iterdir()) == sorted(p.name for p in one.iterdir())
+
+
+def test_evaluation_is_the_same_bit_for_bit(train: Train, tmp_path: Path) -> None:
+    """A run of two processes, and then its checkpoint evaluated by one."""
+    two = tmp_path / "two"
+    # 7 samples a batch: dev has an odd number of batches, the last one short.
+    done = train(run__output_dir=str(two), **STEPS, data__batch_size=16, data__eval_batch_size=7, ranks=2)
+    assert done.returncode == 0, done.stderr + done.stdout
+    values = {"run__output_dir": str(two), **STEPS, "data__batch_size": 32, "data__eval_batch_size": 7}
+    first = json.loads((two / "results.json").read_text(encoding="utf8"))
+    again = train("--resume", "auto", **values)
+    assert again.returncode == 0, again.stderr
+    second = json.loads((two / "results.json").read_text(encoding="utf8"))
+    assert second["metrics"] == first["metrics"]
+
+
+def test_a_step_poisoned_on_one_process_is_skipped_on_both(train: Train, tmp_path: Path) -> None:
+    """Whichever process it is that meets the NaN."""
+    faults = [{"step": step, "kind": "nan_loss", "rank": rank} for step, rank in ((4, 0), (6, 1))]
+    faults += [{"step": step, "kind": "inf_grad", "rank": rank} for step, rank in ((9, 0), (11, 1))]
+    withheld = [{"step": step, "kind": "withhold"} for step in (4, 6, 9, 11)]
+    for name, chosen in (("poisoned", faults), ("withheld", withheld)):
+        done = train(run__output_dir=str(tmp_path / name), **STEPS, data__batch_size=16, faults=chosen, ranks=2)
+        assert done.returncode == 0, done.stderr + done.stdout
+    skipped = [value for tag, _, value in curve(tmp_path / "poisoned") if tag == "stability/skipped_nonfinite"]
+    assert skipped[-1] == 4.0
+    assert losses(tmp_path / "poisoned") == losses(tmp_path / "withheld")
+    for name, value in weights(tmp_path / "withheld").items():
+        np.testing.assert_array_equal(weights(tmp_path / "poisoned")[name], value)
+
+
+def test_a_mistake_ends_all_processes_with_2(train: Train) -> None:
+    done = train(optim__lr=-1, ranks=2)
+    assert done.returncode == 2
