@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -90,3 +92,12 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(InputError, match=r"bokeh-sampledata .* has no bokeh_sampledata/_data/gone"):
         write_market_series(tmp_path / "series")
     assert not (tmp_path / "series").exists()
+
+
+def test_the_command_writes_every_series_and_says_so(tmp_path: Path) -> None:
+    tool = Path(__file__).resolve().parents[2] / "tools" / "prepare_data.py"
+    command = [sys.executable, str(tool), "series", "--output", str(tmp_path / "series")]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    files = sorted(path.name for path in (tmp_path / "series").iterdir())
+    assert files == [f"{n}.csv" for n in ("aapl", "fb", "goog", "ibm", "msft", "nasdaq", "sp500", "vix", "wti")]
+    assert f"{tmp_path / 'series' / 'sp500.csv'}: 5031 rows, 1999-01-04 to 2018-12-31" in answer.stdout
