@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import final
+from typing import TypeVar, final
+
+_Value = TypeVar("_Value")
 
 
 class ExitCode(IntEnum):
@@ -56,3 +58,12 @@ class InputError(Exception):
     def single(file: str, message: str, *, line: int = 0) -> InputError:
         """An error with one problem."""
         return InputError("There is a problem:", [Problem(file, line, message)])
+
+
+def attempt(problems: list[Problem], read: Callable[[], _Value]) -> _Value | None:
+    """What `read` returns; or None, with its problems added to those found so far, so that reading can go on."""
+    try:
+        return read()
+    except InputError as error:
+        problems.extend(error.problems)
+        return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, final
@@ -14,11 +14,13 @@ import numpy.typing as npt
 
 from paddle_stable.data.dataset import Array, Dataset, Sample, SampleOrigin
 from paddle_stable.data.vocabulary import TokenRows
-from paddle_stable.errors import InputError, Problem
+from paddle_stable.errors import InputError, Problem, attempt
 
 SHOWN_PROBLEMS = 50
 SHOWN_EXAMPLES = 3
 EXCERPT_LENGTH = 30
+LONELY_AMONG = 10
+"""Texts per label from which on a label with one text is worth a warning."""
 PAD_MULTIPLE = 8
 """Batches are padded to a multiple of this: fewer different shapes, and what Tensor Cores want."""
 
@@ -188,19 +190,19 @@ def load_text_files(
     Raises:
         InputError: with all that is wrong in all files, by file and line.
     """
-    names = read_labels(labels) if labels is not None else None
+    problems: list[Problem] = []
+    names = attempt(problems, lambda: read_labels(labels)) if labels is not None else None
     train = read_text_file(paths["train"], names)
     found = names or tuple(sorted({row.label for row in train.rows}))
     splits = {"train": train} | {
         name: read_text_file(path, found or None) for name, path in paths.items() if name != "train"
     }
-    skippable = bad_samples == "skip" and train.rows and len(train.problems) <= max_bad_samples
-    problems = [
-        problem for name, file in splits.items() if name != "train" or not skippable for problem in file.problems
-    ]
+    skipped = bool(train.rows) and bad_samples == "skip" and len(train.problems) <= max_bad_samples
     if bad_samples == "skip" and len(train.problems) > max_bad_samples:
         limit = f"{len(train.problems)} bad lines, more than data.max_bad_samples ({max_bad_samples}) allows to skip."
-        problems.insert(0, Problem(train.path, 0, limit))
+        problems.append(Problem(train.path, 0, limit))
+    for name, file in splits.items():
+        problems += [] if name == "train" and skipped else file.problems
     if len(found) == 1:
         problems.append(Problem(train.path, 0, f"all texts have the label {found[0]!r}; at least two are expected."))
     findings = _repeats(train) + _overlaps(splits)
@@ -208,13 +210,23 @@ def load_text_files(
         problems += [Problem(file, 0, f"{message} (data.overlap: stop)") for file, message in findings]
     if problems:
         raise InputError("The data has problems:", capped(problems))
-    warnings = [f"{file}: {message}" for file, message in findings]
+    warnings = [*_skipped_lines(train), *([] if names else _lonely_labels(train))]
+    return TextFiles(splits, found, (*warnings, *(f"{file}: {message}" for file, message in findings)))
+
+
+def _skipped_lines(train: TextFile) -> Iterator[str]:
     if train.problems:
         examples = "; ".join(str(problem) for problem in train.problems[:SHOWN_EXAMPLES])
-        warnings.insert(
-            0, f"{train.path}: {len(train.problems)} bad lines left out (data.bad_samples: skip): {examples}"
-        )
-    return TextFiles(splits, found, tuple(warnings))
+        yield f"{train.path}: {len(train.problems)} bad lines left out (data.bad_samples: skip): {examples}"
+
+
+def _lonely_labels(train: TextFile) -> Iterator[str]:
+    """Labels that only one of many texts has: more likely a typing mistake than a class."""
+    counts = Counter(row.label for row in train.rows)
+    for row in train.rows:
+        if counts[row.label] == 1 and len(train.rows) >= LONELY_AMONG * len(counts):
+            way_out = "If it is no class, give data.labels."
+            yield f"{train.where(row)}: only this text has the label {row.label!r}. {way_out}"
 
 
 def capped(problems: Sequence[Problem], limit: int = SHOWN_PROBLEMS) -> list[Problem]:

@@ -142,8 +142,7 @@ def _by_name(name: str) -> Pretrained:
     except OSError as error:
         message = (
             f"task.pretrained: not in PaddleNLP's cache ({cached}), and it cannot be downloaded from here. "
-            f"Download it where there is a network, or do without one: {_directory_way()} "
-            "Then set task.pretrained to that directory."
+            f"{_directory_way()} Then set task.pretrained to that directory."
         )
         raise InputError.single(name, message) from error
     return Pretrained(name, dict(known[name]), Path(weights), Path(vocabulary))

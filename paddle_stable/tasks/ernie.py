@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, final
+from typing import Annotated, Any, ClassVar, Literal, final
 
 import numpy as np
 import paddle
@@ -15,13 +15,12 @@ from paddle_stable.data.dataset import Array, Batch, Dataset, NaiveAnswer, Split
 from paddle_stable.data.reviews import read_baseline
 from paddle_stable.data.text import TextDataset, TextFile, TextFiles, load_text_files
 from paddle_stable.data.vocabulary import PAD, UNK, TextTokenizer, Vocabulary
-from paddle_stable.errors import InputError, Problem
+from paddle_stable.errors import InputError, Problem, attempt
 from paddle_stable.models.ernie_weights import Pretrained, find_pretrained, load_weights
 from paddle_stable.recipe import DataConfig, ModelKind, TaskConfig
 from paddle_stable.task import Task
 
 _log = logging.getLogger(__name__)
-_Value = TypeVar("_Value")
 # Looked at by the validators when it is left out, too.
 _Size = Annotated[PositiveInt | None, Field(validate_default=True)]
 
@@ -114,9 +113,9 @@ class ErnieClassification(Task):
         """
         problems: list[Problem] = []
         source = self._config.pretrained
-        pretrained = _attempt(problems, lambda: find_pretrained(source) if source else None)
-        files = _attempt(problems, self._read_files)
-        vocabulary = _attempt(problems, lambda: self._find_vocabulary(pretrained, files))
+        pretrained = attempt(problems, lambda: find_pretrained(source) if source else None)
+        files = attempt(problems, self._read_files)
+        vocabulary = attempt(problems, lambda: self._find_vocabulary(pretrained, files))
         positions = pretrained.config.get("max_position_embeddings") if pretrained else self._config.max_position
         if positions is not None and self._data.max_length > positions:
             message = f"must be at most the model's {positions} positions, got {self._data.max_length}."
@@ -251,15 +250,6 @@ class ErnieClassification(Task):
             path.write_bytes("".join(f"{line}\n" for line in lines).encode("utf-8"))
             overrides[f"data.{name}"] = str(path)
         return overrides
-
-
-def _attempt(problems: list[Problem], read: Callable[[], _Value]) -> _Value | None:
-    """What `read` returns; or None, with its problems added to the others."""
-    try:
-        return read()
-    except InputError as error:
-        problems.extend(error.problems)
-        return None
 
 
 def _logits(model: paddle.nn.Layer, batch: Batch) -> paddle.Tensor:

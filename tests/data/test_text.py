@@ -232,6 +232,28 @@ def test_a_label_that_the_training_texts_lack_is_unknown_in_dev(tmp_path: Path) 
     ]
 
 
+def test_a_label_file_that_cannot_be_used_does_not_hide_bad_lines(tmp_path: Path) -> None:
+    labels = tmp_path / "label.txt"
+    contents = {**GOOD, "dev": GOOD["dev"] + "没有\n"}
+    assert [problem.split("  ")[0] for problem in problems_of(tmp_path, contents, labels=labels)] == [
+        "label.txt",
+        "dev.txt:3",
+    ]
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_label_that_looks_mistyped_is_pointed_out(tmp_path: Path, given: bool) -> None:
+    lines = [f"{index}\t{LABELS[index % 2]}\n" for index in range(30)]
+    contents = {**GOOD, "train": "".join([*lines[:7], "好\tpostive\n", *lines[7:]])}
+    labels = write(tmp_path / "label.txt", "negative\npositive\npostive\n") if given else None
+    warnings = load(tmp_path, contents, labels=labels).warnings
+    assert warnings == (
+        ()
+        if given
+        else (f"{tmp_path}/train.txt:8: only this text has the label 'postive'. If it is no class, give data.labels.",)
+    )
+
+
 def test_one_label_is_not_enough(tmp_path: Path) -> None:
     contents = {"train": "好\tpositive\n", "dev": "满意\tpositive\n"}
     assert problems_of(tmp_path, contents) == [
