@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, final
@@ -81,6 +81,10 @@ class Precision(ABC):
         """Take over the state of a checkpoint made with the same recipe section."""
 
     @abstractmethod
+    def switched_off(self) -> AbstractContextManager[None]:
+        """Context for a forward pass in float32, as far as the parameters are; used by replays."""
+
+    @abstractmethod
     def close(self) -> None:
         """Take hooks off the model."""
 
@@ -118,6 +122,10 @@ class FullPrecision(Precision):
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Nothing to take over."""
+
+    def switched_off(self) -> AbstractContextManager[None]:
+        """Nothing is on outside `autocast`."""
+        return nullcontext()
 
     def close(self) -> None:
         """No hooks."""
@@ -189,6 +197,10 @@ class DevicePrecision(Precision):
         """Go on with the saved scale and counters."""
         self._set(_scale_from(state))
 
+    def switched_off(self) -> AbstractContextManager[None]:
+        """Nothing is on outside `autocast`."""
+        return nullcontext()
+
     def close(self) -> None:
         """No hooks."""
 
@@ -209,6 +221,7 @@ class EmulatedPrecision(Precision):
     def __init__(self, config: AmpConfig, model: paddle.nn.Layer) -> None:
         """Put a rounding hook on every layer without sublayers whose name matches `config.emulate_layers`."""
         self._config = config
+        self._rounds = True
         self._scale = LossScale(config.init_scale if config.dtype == "float16" else 1.0)
         self._hooks = [
             layer.register_forward_post_hook(self._round_outputs)
@@ -255,6 +268,15 @@ class EmulatedPrecision(Precision):
         """Go on with the saved scale and counters."""
         self._scale = _scale_from(state)
 
+    @contextmanager
+    def switched_off(self) -> Iterator[None]:
+        """Without rounding."""
+        self._rounds = False
+        try:
+            yield
+        finally:
+            self._rounds = True
+
     def close(self) -> None:
         """Take the rounding hooks off."""
         for hook in self._hooks:
@@ -268,7 +290,7 @@ class EmulatedPrecision(Precision):
         return outputs
 
     def _round(self, tensor: paddle.Tensor) -> paddle.Tensor:
-        if tensor.dtype != paddle.float32:
+        if tensor.dtype != paddle.float32 or not self._rounds:
             return tensor
         return tensor.astype(self._config.dtype).astype("float32")
 

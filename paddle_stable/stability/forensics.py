@@ -1,0 +1,132 @@
+"""Incidents explained: a step that had to be skipped is computed again on the spot, and a report says what it was.
+
+The ordinary step pays one comparison and keeps its report. Nothing that learns is changed by an explanation.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+import numpy as np
+
+from paddle_stable.data.dataset import Batch, Dataset
+from paddle_stable.recipe import ForensicsConfig
+from paddle_stable.stability.incident_files import IncidentFacts, incident_folder, write_incident
+from paddle_stable.stability.incident_report import as_json, as_markdown
+from paddle_stable.stability.investigation import investigate
+from paddle_stable.stability.monitor import Monitor
+from paddle_stable.stability.replay import Replay
+from paddle_stable.stability.step_report import SkipReason, StepReport
+from paddle_stable.training_state import model_arrays
+
+_HISTORY = 20
+_EXPLAINED = (SkipReason.NONFINITE, SkipReason.SPIKE)
+# What a replay can end with besides a report. An explanation that fails must not end the run that it is about.
+_CAN_FAIL = (RuntimeError, ValueError, TypeError, KeyError, IndexError, OSError, MemoryError)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """What to say and to record about an incident."""
+
+    tag: str
+    """VisualDL tag."""
+    headline: str
+    text: str
+    """The report in Markdown; empty where there is none."""
+
+
+@final
+class Forensics:
+    """Explains the first incidents of a run into `<run>/incidents/`."""
+
+    def __init__(
+        self,
+        config: ForensicsConfig,
+        replay: Replay,
+        dataset: Dataset,
+        *,
+        folder: Path,
+        recipe_text: str,
+        world_size: int,
+    ) -> None:
+        """Nothing is touched before the first incident.
+
+        Args:
+            config: the recipe's `forensics` section.
+            replay: computes a step again.
+            dataset: the training split; says where samples come from.
+            folder: the run folder.
+            recipe_text: the resolved recipe, which goes into every incident's folder.
+            world_size: processes of the run.
+        """
+        self._config = config
+        self._replay = replay
+        self._dataset = dataset
+        self._folder = folder
+        self._recipe_text = recipe_text
+        self._world_size = world_size
+        self._history: deque[StepReport] = deque(maxlen=_HISTORY)
+        self._written = 0
+
+    def explain(self, report: StepReport, parts: Sequence[Batch], monitor: Monitor) -> Incident | None:
+        """Take a step in; when it is an incident, compute it again at once, while its parameters are still there.
+
+        Communicates with no other process: each replays its own part, and those that see nothing write nothing.
+
+        Args:
+            report: what the step did.
+            parts: this process's micro-batches of it.
+            monitor: the steps before, for what is usual.
+
+        Returns:
+            None for an ordinary step, one too many, and on processes that have nothing to say.
+        """
+        self._history.append(report)
+        if report.verdict.skipped not in _EXPLAINED or not self._config.enabled:
+            return None
+        if self._already_written(report.step) >= self._config.max_reports:
+            return None
+        tag = f"incident/step-{report.step:06d}"
+        try:
+            findings = investigate(self._replay, self._facts(report, parts, monitor), self._config.max_samples)
+            if self._replay.rank > 0 and not findings.evidence.reproduced:
+                return None
+            folder = incident_folder(self._folder, report.step, self._replay.rank)
+            text = as_markdown(findings, str(folder))
+            write_incident(
+                folder,
+                findings.facts,
+                recipe_text=self._recipe_text,
+                model=model_arrays(self._replay.model) if self._config.keep_weights else None,
+                markdown=text,
+                report=as_json(findings),
+            )
+        except _CAN_FAIL as error:
+            return Incident(tag, f"step {report.step} could not be explained: {type(error).__name__}: {error}", "")
+        return Incident(tag, f"{findings.headline()}; see {folder / 'report.md'}", text)
+
+    def _already_written(self, step: int) -> int:
+        """Reports on disk about earlier steps: so a resumed run goes on counting, and may write later ones anew."""
+        folders = (self._folder / "incidents").glob("step-*")
+        return sum(int(folder.name.removeprefix("step-")) < step for folder in folders)
+
+    def _facts(self, report: StepReport, parts: Sequence[Batch], monitor: Monitor) -> IncidentFacts:
+        usual = {
+            tag.removeprefix("grad_norm/"): float(np.median(norms)) for tag, norms in monitor.group_norms().items()
+        }
+        return IncidentFacts(
+            report=report,
+            parts=tuple(parts),
+            origins={index: self._dataset.origin(index) for part in parts for index in part.indices},
+            history=tuple(self._history),
+            usual_norms=usual,
+            rank=self._replay.rank,
+            world_size=self._world_size,
+            precision_state=self._replay.precision.state(),
+        )
