@@ -23,9 +23,11 @@ from paddle_stable.seeding import seed_build
 from paddle_stable.stability.amp import build_precision, decorate_for_o2
 from paddle_stable.stability.clip import PlannedClip, build_clip
 from paddle_stable.stability.faults import Faults
+from paddle_stable.stability.forensics import Forensics
 from paddle_stable.stability.gradients import Gradients
 from paddle_stable.stability.guard import StepGuard
 from paddle_stable.stability.monitor import Monitor
+from paddle_stable.stability.replay import Replay
 from paddle_stable.stability.running_statistics import RunningStatistics
 from paddle_stable.task import Task
 from paddle_stable.trainer import Trainer
@@ -87,6 +89,9 @@ def build_trainer(prepared: Prepared, world: World, *, folder: Path) -> Trainer:
     model, optimizer = decorate_for_o2(recipe.amp, model, optimizer)
     model.train()
     precision = build_precision(recipe.amp, model)
+    replay = Replay(
+        model, prepared.task, precision, prepared.statistics, recipe.run.seed, world.rank, world.gradient_scale
+    )
     guard = StepGuard(
         recipe.stability,
         gradients=gradients,
@@ -113,6 +118,14 @@ def build_trainer(prepared: Prepared, world: World, *, folder: Path) -> Trainer:
         ),
         faults=Faults(recipe.faults, world.rank),
         monitor=Monitor(recipe.stability.window),
+        forensics=Forensics(
+            recipe.forensics,
+            replay,
+            prepared.splits.train,
+            folder=folder,
+            recipe_text=prepared.loaded.text,
+            world_size=world.size,
+        ),
         store=CheckpointStore(folder / "checkpoints", keep_last=recipe.run.keep_last),
         best=Best(recipe.run.best_metric, prepared.task.metric_names[recipe.run.best_metric]),
     )

@@ -163,6 +163,20 @@ class StabilityConfig(Section):
     """Steps over which windowed rates and norm quantiles are taken."""
 
 
+class ForensicsConfig(Section):
+    """Reports on steps that could not be used: `<run.output_dir>/incidents/step-000123/report.md`."""
+
+    enabled: bool = True
+    """Compute such a step again at once, to find the layer, the operation and the samples that did it. Changes nothing
+    that learns, and costs nothing as long as all steps can be used."""
+    max_reports: PositiveInt = 5
+    """Incidents explained in a run; later ones are only counted."""
+    max_samples: PositiveInt = 64
+    """Samples of a step that are computed one by one, to rank them."""
+    keep_weights: bool = True
+    """Put the weights of that moment beside the report, for tools/diagnose.py: as large as a saved model."""
+
+
 class FaultConfig(Section):
     """One fault on demand, to see the guard at work."""
 
@@ -187,6 +201,7 @@ class Recipe(Section):
     clip: ClipConfig = ClipConfig()
     amp: AmpConfig = AmpConfig()
     stability: StabilityConfig = StabilityConfig()
+    forensics: ForensicsConfig = ForensicsConfig()
     faults: tuple[FaultConfig, ...] = ()
     """Faults on demand; none in a real run."""
     smoke: dict[str, Any] = {}

@@ -20,6 +20,7 @@ from paddle_stable.schedule import Schedule
 from paddle_stable.seeding import seed_step
 from paddle_stable.stability.amp import Precision
 from paddle_stable.stability.faults import Faults
+from paddle_stable.stability.forensics import Forensics, Incident
 from paddle_stable.stability.guard import StepGuard
 from paddle_stable.stability.monitor import Monitor
 from paddle_stable.stability.step_report import StepReport, Verdict
@@ -61,12 +62,15 @@ class Trainer:
     loader: Loader
     faults: Faults
     monitor: Monitor
+    forensics: Forensics
     store: CheckpointStore
     best: Best
     progress: Progress = field(default_factory=Progress)
     writers: Writers = field(default_factory=NoRecord)
     dev_metrics: Mapping[str, float] = field(default_factory=dict)
     """Of the newest evaluation on the dev set; empty before the first."""
+    incident: Incident | None = None
+    """What there is to say about the newest step, when it was an incident."""
 
     def fit(self, stop: StopSignal) -> None:
         """Train until the last step or until patience runs out.
@@ -110,7 +114,9 @@ class Trainer:
         else:
             verdict = self._attempt(step, window.parts, stop_vote=stop_vote)
         self.progress = self.progress.after(verdict)
-        return StepReport(step, epoch, verdict, lr, seconds=time.perf_counter() - started, data_seconds=waited)
+        report = StepReport(step, epoch, verdict, lr, seconds=time.perf_counter() - started, data_seconds=waited)
+        self.incident = self.forensics.explain(report, window.parts, self.monitor)
+        return report
 
     def _attempt(self, step: int, parts: Sequence[Batch], *, stop_vote: bool) -> Verdict:
         """Forward and backward over this process's micro-batches, then the guard's decision."""
@@ -183,6 +189,9 @@ class Trainer:
         self.monitor.update(report)
         log = report.step % self.recipe.run.log_every == 0 or report.step == self.schedule.total
         self.writers.step(report, self.monitor.scalars() if log else None)
+        if self.incident is not None:
+            self.writers.note(self.incident.headline)
+            self.writers.text(self.incident.tag, self.incident.text, report.step)
 
     def _end_when_diverged(self) -> None:
         limit = self.recipe.stability.max_consecutive_skips
