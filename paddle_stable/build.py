@@ -21,7 +21,7 @@ from paddle_stable.recipe_io import LoadedRecipe, locate
 from paddle_stable.schedule import Schedule
 from paddle_stable.seeding import seed_build
 from paddle_stable.stability.amp import build_precision, decorate_for_o2
-from paddle_stable.stability.clip import PlannedClip, build_clip
+from paddle_stable.stability.clip import PlannedClip, build_clip, clip_group
 from paddle_stable.stability.faults import Faults
 from paddle_stable.stability.forensics import Forensics
 from paddle_stable.stability.gradients import Gradients
@@ -29,6 +29,7 @@ from paddle_stable.stability.guard import StepGuard
 from paddle_stable.stability.monitor import Monitor
 from paddle_stable.stability.replay import Replay
 from paddle_stable.stability.running_statistics import RunningStatistics
+from paddle_stable.stability.spikes import SpikeWatch
 from paddle_stable.task import Task
 from paddle_stable.trainer import Trainer
 
@@ -77,6 +78,7 @@ def prepare(loaded: LoadedRecipe, world: World) -> Prepared:
         model = task.build_model()
     statistics = RunningStatistics(model)
     apply_groups(model, recipe.optim.groups, loaded.path)
+    _check_clip_groups(loaded, model)
     return Prepared(loaded, task, splits, plan, total, model, statistics)
 
 
@@ -95,8 +97,9 @@ def build_trainer(prepared: Prepared, world: World, *, folder: Path) -> Trainer:
     guard = StepGuard(
         recipe.stability,
         gradients=gradients,
-        clip=build_clip(recipe.clip),
+        clip=build_clip(recipe.clip, gradients.names),
         planned_clip=planned_clip,
+        spikes=SpikeWatch(recipe.stability.spike),
         precision=precision,
         statistics=prepared.statistics,
         world=world,
@@ -139,6 +142,21 @@ def use_device(recipe: Recipe) -> None:
     paddle.set_device(device)
     if recipe.run.deterministic and device == "gpu":
         paddle.set_flags({"FLAGS_cudnn_deterministic": True, "FLAGS_embedding_deterministic": 1})
+
+
+def _check_clip_groups(loaded: LoadedRecipe, model: paddle.nn.Layer) -> None:
+    """A group without parameters is a mistyped name."""
+    names = [name for name, parameter in model.named_parameters() if not parameter.stop_gradient]
+    groups = loaded.recipe.clip.groups
+    used = {clip_group(name, groups) for name in names}
+    problems = [
+        Problem(*locate(loaded, f"clip.groups.{number}.match"), f"clip.groups.{number}.match: {group.match!r} is the "
+                f"first match of no trained parameter; the first names are {', '.join(names[:6])} …")
+        for number, group in enumerate(groups)
+        if group.match not in used
+    ]  # fmt: skip
+    if problems:
+        raise InputError("The groups of the clip do not fit the model:", problems)
 
 
 def _check_against_data(loaded: LoadedRecipe, splits: Splits, total: int, world: World) -> None:

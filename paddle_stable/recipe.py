@@ -9,7 +9,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 ModelKind = Literal["cnn", "rnn", "transformer", "detection"]
 MomentDecay = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -118,15 +127,60 @@ class ScheduleConfig(Section):
     """The decay ends at this fraction of `optim.lr`."""
 
 
+class AdaptiveClipConfig(Section):
+    """A bound on the global norm that follows the norms of the run; never above `clip.max_norm`."""
+
+    method: Literal["percentile", "zscore"] = "percentile"
+    """percentile: AutoClip, of a window of past norms; zscore: ZClip, running mean and deviation of the norm."""
+    warmup_steps: PositiveInt = 25
+    """Applied steps that only teach it; `clip.max_norm` alone limits them."""
+    percentile: float = Field(default=10.0, gt=0.0, le=100.0)
+    """percentile: part of the past norms below the bound. 10 (AutoClip) limits about nine steps of ten."""
+    window: int = Field(default=1000, ge=2)
+    """percentile: newest norms that count."""
+    z_threshold: PositiveFloat = 2.5
+    """zscore: deviations above the mean at which a norm is limited."""
+    decay: MomentDecay = 0.97
+    """zscore: weight of the past in mean and variance, in [0, 1)."""
+    rebaseline_after: int = Field(default=20, ge=2)
+    """zscore: norms in a row beyond the threshold that become the new level, so that it cannot lock in below it."""
+
+
+class ClipGroupConfig(Section):
+    """Parameters with a bound of their own, chosen by name."""
+
+    match: str
+    """Pattern in the style of a file name over parameter names: `*.self_attn.*`."""
+    max_norm: PositiveFloat
+    """Bound on the L2 norm of all their gradients together."""
+
+
+class ClipBoundConfig(Section):
+    """The bound from some applied step on."""
+
+    from_step: NonNegativeInt
+    """Applied steps before it takes effect."""
+    max_norm: PositiveFloat | None
+    """Bound from there on; null: no limit."""
+
+
 class ClipConfig(Section):
     """How gradients are limited. Exactly one kind; docs/clip.md says how to choose the bound."""
 
-    kind: Literal["global_norm", "norm", "value", "none"] = "global_norm"
-    """global_norm: one factor for all; norm: one per parameter; value: every element; none: observe only."""
+    kind: Literal["global_norm", "norm", "value", "adaptive", "layers", "none"] = "global_norm"
+    """global_norm: one factor for all; norm: one per parameter; value: every element; adaptive: one factor for all, its
+    bound follows the run; layers: one factor per group; none: observe only."""
     max_norm: PositiveFloat = 1.0
-    """Bound of `global_norm` and `norm`. Start from the 95th percentile of norms observed with `kind: none`."""
+    """Bound on the L2 norm; of `adaptive` the highest one, of `layers` that of all parameters outside the groups. Start
+    from the 95th percentile that tools/find_clip.py prints."""
     max_value: PositiveFloat = 1.0
     """Bound of `value` on the magnitude of every gradient element."""
+    schedule: tuple[ClipBoundConfig, ...] = ()
+    """Other bounds of `global_norm` later in the run; `max_norm` holds until the first of them."""
+    adaptive: AdaptiveClipConfig = AdaptiveClipConfig()
+    """How the bound of `adaptive` follows the norms."""
+    groups: tuple[ClipGroupConfig, ...] = ()
+    """Groups of `layers`. First match wins."""
 
 
 class AmpConfig(Section):
@@ -152,6 +206,31 @@ class AmpConfig(Section):
     """The scale never goes above (2^24)."""
 
 
+class SpikeConfig(Section):
+    """Loss and gradient norm far beyond what the run usually shows."""
+
+    action: Literal["clip", "skip", "none"] = "clip"
+    """clip: limit the norm of such a step to its usual level; skip: do not apply it; none: do not look."""
+    watch: tuple[Literal["loss", "norm"], ...] = Field(default=("loss", "norm"), min_length=1)
+    """What may flag a step."""
+    window: int = Field(default=128, ge=10)
+    """Newest usual values that the usual level is taken from."""
+    warmup_steps: int = Field(default=30, ge=5)
+    """Values that are seen before the first can be flagged."""
+    k: PositiveFloat = 4.0
+    """Robust standard deviations (1.4826 x the median absolute deviation) of the logarithm above its median."""
+    ratio: float = Field(default=3.0, gt=1.0)
+    """A spike is also at least that many times the median, however quiet the run was."""
+    rebaseline_after: int = Field(default=20, ge=2)
+    """That many values beyond the limit, in a row or nearly, are no spikes but the new level."""
+
+    @model_validator(mode="after")
+    def _warmup_fits_the_window(self) -> SpikeConfig:
+        if self.warmup_steps > self.window:
+            raise ValueError(f"warmup_steps: must be at most window ({self.window}), got {self.warmup_steps}")
+        return self
+
+
 class StabilityConfig(Section):
     """What happens when a step is not usable."""
 
@@ -161,6 +240,8 @@ class StabilityConfig(Section):
     """Stop with exit code 3 after that many skipped steps in a row (overflows above the floor not counted)."""
     window: PositiveInt = 100
     """Steps over which windowed rates and norm quantiles are taken."""
+    spike: SpikeConfig = SpikeConfig()
+    """What to do about sudden jumps."""
 
 
 class ForensicsConfig(Section):

@@ -5,17 +5,26 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import pairwise
 from typing import Literal, final
 
-from paddle_stable.recipe import ClipConfig, ModelKind, Recipe
+from paddle_stable.recipe import AdaptiveClipConfig, ClipConfig, ModelKind, Recipe
 
 CLIP_KEYS: Mapping[str, tuple[str, ...]] = {
-    "global_norm": ("max_norm",),
+    "global_norm": ("max_norm", "schedule"),
     "norm": ("max_norm",),
     "value": ("max_value",),
+    "adaptive": ("max_norm", "adaptive"),
+    "layers": ("max_norm", "groups"),
     "none": (),
 }
 """The keys of the section `clip` that each kind of clip looks at."""
+
+ADAPTIVE_KEYS: Mapping[str, tuple[str, ...]] = {
+    "percentile": ("warmup_steps", "percentile", "window"),
+    "zscore": ("warmup_steps", "z_threshold", "decay", "rebaseline_after"),
+}
+"""The keys of the section `clip.adaptive` that each method looks at."""
 
 CLIP_RANGES: Mapping[ModelKind, tuple[float, float, str]] = {
     "cnn": (5.0, 10.0, "convolutional networks"),
@@ -51,6 +60,11 @@ def unused_clip_keys(kind: str) -> tuple[str, ...]:
     return tuple(key for key in ClipConfig.model_fields if key != "kind" and key not in CLIP_KEYS[kind])
 
 
+def unused_adaptive_keys(method: str) -> tuple[str, ...]:
+    """Keys of the section `clip.adaptive` that this method does not look at."""
+    return tuple(key for key in AdaptiveClipConfig.model_fields if key not in ("method", *ADAPTIVE_KEYS[method]))
+
+
 def check_keys(recipe: Recipe, given: Collection[str]) -> list[Finding]:
     """Everything that can be seen without the task and the machine.
 
@@ -58,7 +72,7 @@ def check_keys(recipe: Recipe, given: Collection[str]) -> list[Finding]:
         recipe: a recipe whose keys are valid one by one.
         given: dotted keys that were written down; the others have their defaults.
     """
-    checks = (_length, _warmup, _clip, _amp)
+    checks = (_length, _warmup, _clip, _clip_kinds, _spike, _amp)
     return [*(finding for check in checks for finding in check(recipe, given)), *_faults(recipe)]
 
 
@@ -101,6 +115,46 @@ def _clip(recipe: Recipe, given: Collection[str]) -> Iterator[Finding]:
             yield Finding(
                 f"clip.{key}", f"is not used by clip.kind {kind}, {used}. Remove one of the two", ("clip.kind",)
             )
+
+
+def _clip_kinds(recipe: Recipe, given: Collection[str]) -> Iterator[Finding]:
+    """What the kinds of clip with more than a bound need."""
+    clip = recipe.clip
+    if clip.kind == "adaptive":
+        if "clip.max_norm" not in given:
+            message = "missing: clip.kind adaptive needs a bound that it never exceeds, some times the usual norm"
+            yield Finding("clip.max_norm", message, ("clip.kind",))
+        method = clip.adaptive.method
+        for key in unused_adaptive_keys(method):
+            if f"clip.adaptive.{key}" in given:
+                message = f"is not used by clip.adaptive.method {method}. Remove one of the two"
+                yield Finding(f"clip.adaptive.{key}", message, ("clip.adaptive.method", "clip.kind"))
+        if method == "percentile" and clip.adaptive.warmup_steps > clip.adaptive.window:
+            message = f"{clip.adaptive.warmup_steps} is more than clip.adaptive.window ({clip.adaptive.window})"
+            yield Finding("clip.adaptive.warmup_steps", message, ("clip.adaptive.window", "clip.kind"))
+    if clip.kind == "layers":
+        if not clip.groups:
+            message = "missing: clip.kind layers needs at least one group with `match` and `max_norm`"
+            yield Finding("clip.groups", message, ("clip.kind",))
+        patterns = [group.match for group in clip.groups]
+        for number, pattern in enumerate(patterns):
+            if pattern in patterns[:number]:
+                yield Finding(f"clip.groups.{number}.match", f"{pattern!r} is there twice", ("clip.groups",))
+    for number, (earlier, later) in enumerate(pairwise(clip.schedule), start=1):
+        if later.from_step <= earlier.from_step:
+            message = f"must be more than the one before ({earlier.from_step}), got {later.from_step}"
+            yield Finding(f"clip.schedule.{number}.from_step", message, ("clip.schedule",))
+
+
+def _spike(recipe: Recipe, given: Collection[str]) -> Iterator[Finding]:
+    stability = recipe.stability
+    if stability.spike.action == "skip" and stability.spike.rebaseline_after > stability.max_consecutive_skips:
+        message = (
+            f"{stability.spike.rebaseline_after} is more than stability.max_consecutive_skips "
+            f"({stability.max_consecutive_skips}): with action skip the run would stop before it takes the new level"
+        )
+        others = ("stability.max_consecutive_skips", "stability.spike.action")
+        yield Finding("stability.spike.rebaseline_after", message, others)
 
 
 def _amp(recipe: Recipe, given: Collection[str]) -> Iterator[Finding]:
@@ -195,9 +249,20 @@ def _advise_on_clip(recipe: Recipe, model_kind: ModelKind) -> Iterator[str]:
         yield f"clip.max_norm {clip.max_norm} is outside {low:g}–{high:g}, where {models} usually train well."
     if clip.kind == "none":
         yield (
-            "clip.kind none observes and never limits: run a few hundred steps, take the 95th percentile of "
-            f"stability/grad_norm as clip.max_norm, and set clip.kind to global_norm ({models}: {low:g}–{high:g})."
+            f"clip.kind none observes and limits nothing{_but_spikes(recipe)}: let tools/find_clip.py take the 95th "
+            "percentile of the norms as clip.max_norm, and set clip.kind to global_norm "
+            f"({models}: {low:g}–{high:g})."
         )
+    for number, bound in enumerate(clip.schedule):
+        if recipe.run.steps is not None and bound.from_step >= recipe.run.steps:
+            yield (
+                f"clip.schedule.{number}: {bound.from_step} applied steps are never reached, run.steps is "
+                f"{recipe.run.steps}."
+            )
+
+
+def _but_spikes(recipe: Recipe) -> str:
+    return " but spikes (stability.spike)" if recipe.stability.spike.action == "clip" else ""
 
 
 def _advise_on_faults(recipe: Recipe) -> Iterator[str]:

@@ -16,7 +16,15 @@ import yaml
 
 from paddle_stable.errors import InputError, Problem
 from paddle_stable.recipe import Recipe
-from paddle_stable.recipe_checks import Finding, advise, check_device, check_keys, check_metric, unused_clip_keys
+from paddle_stable.recipe_checks import (
+    Finding,
+    advise,
+    check_device,
+    check_keys,
+    check_metric,
+    unused_adaptive_keys,
+    unused_clip_keys,
+)
 from paddle_stable.recipe_layers import (
     COMMAND_LINE,
     Assignment,
@@ -197,6 +205,8 @@ def _canonical(recipe: Recipe) -> str:
     # Written down, a bound that the kind of clip does not use would be a mistake.
     for key in unused_clip_keys(recipe.clip.kind):
         values["clip"].pop(key, None)
+    for key in unused_adaptive_keys(recipe.clip.adaptive.method) if recipe.clip.kind == "adaptive" else ():
+        values["clip"]["adaptive"].pop(key, None)
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120)
 
 

@@ -77,6 +77,8 @@ def restore(trainer: Trainer, path: Path) -> None:
             str(path), f"{error} The recipe's model is not the one that was saved; start afresh in another folder."
         ) from error
     trainer.precision.load_state(state["amp"])
+    trainer.guard.clip.load_state(state["clip"])
+    trainer.guard.spikes.load_state(state["spikes"])
     trainer.progress = Progress.from_state(state["progress"])
     trainer.best = Best.from_state(state["best"])
     trainer.monitor = Monitor.from_state(trainer.recipe.stability.window, state["monitor"])

@@ -135,7 +135,9 @@ class Trainer:
             losses.append(loss)
         self.faults.spoil_gradients(step, self.model)
         samples = sum(batch.size for batch in parts if batch.weight > 0.0)
-        return self.guard.step(self.optimizer, losses, samples=samples, stop_vote=stop_vote)
+        return self.guard.step(
+            self.optimizer, losses, samples=samples, applied=self.progress.applied, stop_vote=stop_vote
+        )
 
     def evaluate(self, dataset: Dataset) -> Evaluation:
         """Metrics of the present parameters over a split."""
@@ -172,6 +174,8 @@ class Trainer:
             "position": self.loader.position.state(),
             "best": self.best.state(),
             "amp": self.precision.state(),
+            "clip": self.guard.clip.state(),
+            "spikes": self.guard.spikes.state(),
             "monitor": self.monitor.state(),
             "dev_metrics": dict(self.dev_metrics),
             "plan": self.loader.plan_facts(),

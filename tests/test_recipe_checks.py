@@ -82,7 +82,7 @@ REMOVE = ". Remove one of the two"
         ({"amp": {"init_scale": 9.0, "max_scale": 8.0}}, [("amp.init_scale", f"{BETWEEN} (1 … 8), got 9")]),
         (
             {"clip": {"max_value": 1.0}},
-            [("clip.max_value", f"is not used by clip.kind global_norm, which uses max_norm{REMOVE}")],
+            [("clip.max_value", f"is not used by clip.kind global_norm, which uses max_norm and schedule{REMOVE}")],
         ),
         (
             {"clip": {"kind": "norm", "max_value": 1.0}},

@@ -75,7 +75,7 @@ def test_the_recorded_text_holds_the_defaults_too(tmp_path: Path) -> None:
     recorded = yaml.safe_load(load(tmp_path).text)
     assert recorded["stability"]["guard"] is True
     assert recorded["task"]["heads"] == 4
-    assert recorded["clip"] == {"kind": "global_norm", "max_norm": 1.0}
+    assert recorded["clip"] == {"kind": "global_norm", "max_norm": 1.0, "schedule": []}
 
 
 def test_the_recipe_cannot_be_changed(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import final
 
@@ -92,15 +92,24 @@ def _about_clipping(monitor: Monitor, clip: ClipConfig) -> Iterator[str]:
             f"Gradients were observed and not clipped. Their norm: {_shown(quantiles)}. "
             f"A bound to start from: clip.kind=global_norm clip.max_norm={quantiles.p95:.3g}."
         )
+    elif clip.kind == "adaptive" and clip.adaptive.method == "percentile":
+        return  # clips as many steps as its percentile says, by construction
     elif totals.clipped == 0:
         yield from _about_never_clipping(totals.applied, clip, quantiles)
     elif totals.clip_rate > HIGH_CLIP_RATE:
         clipped = f"{totals.clipped} of {totals.applied} applied steps ({totals.clip_rate:.0%}) were clipped"
-        yield f"{clipped} {_about_often_clipping(clip)} Norms before the clip: {_shown(quantiles)}."
+        why = _about_often_clipping(clip, monitor.group_clip_rates)
+        yield f"{clipped} {why} Norms before the clip: {_shown(quantiles)}."
 
 
-def _about_often_clipping(clip: ClipConfig) -> str:
-    if clip.kind == "global_norm":
+def _about_often_clipping(clip: ClipConfig, group_rates: Mapping[str, float]) -> str:
+    if clip.kind == "layers":
+        rates = ", ".join(f"{name} {rate:.0%}" for name, rate in group_rates.items())
+        return (
+            f"(clip.kind=layers; by group lately: {rates}). One group beyond its bound is enough for that: raise the "
+            "bound of a group that is nearly always limited, or look for what makes its gradients large."
+        )
+    if clip.kind in ("global_norm", "adaptive"):
         return (
             f"(clip.max_norm={clip.max_norm:g}). When that many are, the model or the learning rate is at fault, not "
             "the threshold: lower optim.lr, lengthen the warm-up, or look at the model's initialisation and "
@@ -126,6 +135,11 @@ def _about_never_clipping(applied: int, clip: ClipConfig, quantiles: NormQuantil
         yield (
             f"No parameter's gradient reached clip.max_norm={clip.max_norm:g} in {applied} applied steps: the clip did "
             f"nothing. A parameter's norm is below the global one ({_shown(quantiles)}): lower the bound."
+        )
+    elif clip.kind == "layers":
+        yield (
+            f"No group reached its bound in {applied} applied steps: the clip did nothing. A group's norm is below the "
+            f"global one ({_shown(quantiles)}): lower the bounds of clip.groups and clip.max_norm."
         )
     elif clip.max_norm > FAR_ABOVE * quantiles.p95:
         yield (

@@ -14,6 +14,7 @@ from paddle_stable.stability.amp import Precision
 from paddle_stable.stability.clip import Clip, PlannedClip
 from paddle_stable.stability.gradients import Gradients, Measurement
 from paddle_stable.stability.running_statistics import RunningStatistics
+from paddle_stable.stability.spikes import Spike, SpikeWatch
 from paddle_stable.stability.step_report import SkipReason, Verdict
 
 
@@ -28,14 +29,16 @@ class StepGuard:
         gradients: Gradients,
         clip: Clip,
         planned_clip: PlannedClip,
+        spikes: SpikeWatch,
         precision: Precision,
         statistics: RunningStatistics,
         world: World,
     ) -> None:
         """Put the parts together; `planned_clip` is the `grad_clip` that the optimizer was built with."""
+        self.clip = clip
+        self.spikes = spikes
         self._config = config
         self._gradients = gradients
-        self._clip = clip
         self._planned_clip = planned_clip
         self._precision = precision
         self._statistics = statistics
@@ -52,6 +55,7 @@ class StepGuard:
         losses: Sequence[paddle.Tensor],
         *,
         samples: int,
+        applied: int,
         stop_vote: bool = False,
     ) -> Verdict:
         """Unscale, measure once, read once, then step or touch nothing. Gradients are cleared either way.
@@ -60,6 +64,7 @@ class StepGuard:
             optimizer: the optimizer whose `grad_clip` is this guard's `PlannedClip`.
             losses: this process's losses of the step, already multiplied by their weights; one element each.
             samples: this process's samples.
+            applied: updates so far, those that a rollback took back not counted.
             stop_vote: whether this process wants to stop; the verdict tells every process of it.
         """
         if not self._checked_sparse:
@@ -67,13 +72,20 @@ class StepGuard:
             self._checked_sparse = True
         scale = self._precision.loss_scale
         self._precision.unscale(optimizer, self._gradients.parameters)
-        measured = self._gradients.measure(losses, samples, stop_vote=stop_vote, clamp=self._clip.clamp)
+        measured = self._gradients.measure(losses, samples, stop_vote=stop_vote, clamp=self.clip.clamp)
+        norm = self._gradients.total(measured.norms)
         skipped = self._reason_to_skip(measured)
-        plan = self._clip.plan(measured, self._gradients)
+        spike = self._spike(measured.loss, norm) if skipped is None else None
+        if spike is not None and self.spikes.skips:
+            skipped = SkipReason.SPIKE
+        plan = self.clip.plan(measured, self._gradients, applied=applied)
         if skipped is None:
+            if spike is not None:
+                plan = plan.limited(self._gradients, norm, spike.usual_norm)
             self._planned_clip.set_plan(plan)
             optimizer.step()
             self._statistics.average(self._world)
+            self.clip.learn(norm, norm * plan.scale)
         else:
             self._statistics.put_back()
         optimizer.clear_grad(set_to_zero=False)
@@ -82,10 +94,12 @@ class StepGuard:
         return Verdict(
             loss=measured.loss,
             samples=measured.samples,
-            grad_norm=self._gradients.total(measured.norms),
+            grad_norm=norm,
             clip_scale=plan.scale if skipped is None else 1.0,
             clipped=skipped is None and plan.clips,
             skipped=skipped,
+            spike=spike.flagged if spike is not None else (),
+            clipped_groups=plan.groups if skipped is None else {},
             group_norms=self._gradients.by_group(measured.norms),
             loss_scale=scale,
             stop_requested=measured.stop_votes > 0,
@@ -102,6 +116,10 @@ class StepGuard:
             skipped=SkipReason.WITHHELD,
             loss_scale=self._precision.loss_scale,
         )
+
+    def _spike(self, loss: float, norm: float) -> Spike | None:
+        # Both numbers come out of the one reduced measurement, so that all processes see the same spikes.
+        return self.spikes.judge(loss=loss, norm=norm) if self._config.guard else None
 
     def _reason_to_skip(self, measured: Measurement) -> SkipReason | None:
         if not self._config.guard or measured.is_finite():

@@ -33,6 +33,8 @@ class Totals:
     undone: int = 0
     """Applied steps that a rollback took back; they are no longer among `applied` and `clipped`."""
     rollbacks: int = 0
+    spikes: int = 0
+    """Steps whose loss or norm was far beyond its usual level, whether they were limited or skipped."""
     nonfinite_values: int = 0
     """Losses and gradient norms that were NaN or inf. A withheld step computes neither."""
 
@@ -62,7 +64,9 @@ class Totals:
             bad = 0
         else:
             bad = sum(not math.isfinite(value) for value in (verdict.loss, verdict.grad_norm))
-        counted = replace(self, nonfinite_values=self.nonfinite_values + bad)
+        counted = replace(
+            self, nonfinite_values=self.nonfinite_values + bad, spikes=self.spikes + int(bool(verdict.spike))
+        )
         if verdict.skipped is None:
             return replace(counted, applied=self.applied + 1, clipped=self.clipped + int(verdict.clipped))
         reason = verdict.skipped.value
@@ -100,14 +104,16 @@ class _Seen:
     """Global gradient norm before clipping; None when it was not finite or the step was not applied."""
     groups: Mapping[str, float]
     """Finite norms by layer group of an applied step."""
+    clipped_groups: Mapping[str, bool]
+    """Whether each group of `clip.kind: layers` was limited; empty for the other kinds."""
 
     @staticmethod
     def of(verdict: Verdict) -> _Seen:
         if not verdict.applied:
-            return _Seen("skipped", None, {})
+            return _Seen("skipped", None, {}, {})
         norm = verdict.grad_norm if math.isfinite(verdict.grad_norm) else None
         groups = {name: value for name, value in verdict.group_norms.items() if math.isfinite(value)}
-        return _Seen("clipped" if verdict.clipped else "applied", norm, groups)
+        return _Seen("clipped" if verdict.clipped else "applied", norm, groups, verdict.clipped_groups)
 
 
 @final
@@ -178,6 +184,13 @@ class Monitor:
         return _ratio(clipped, clipped + outcomes.count("applied"))
 
     @property
+    def group_clip_rates(self) -> dict[str, float]:
+        """Clipped / applied over the window, in 0…1, for each group of `clip.kind: layers`; {} for the other kinds."""
+        seen = [step.clipped_groups for step in self._window if step.clipped_groups]
+        names = dict.fromkeys(name for groups in seen for name in groups)
+        return {name: _ratio(sum(groups.get(name, False) for groups in seen), len(seen)) for name in names}
+
+    @property
     def skip_rate(self) -> float:
         """Skipped / attempted over the window, in 0…1; 0 before the first step."""
         return _ratio(sum(seen.outcome == "skipped" for seen in self._window), len(self._window))
@@ -205,7 +218,7 @@ class Monitor:
             if undone == 0:
                 break
             if self._window[index].outcome in ("applied", "clipped"):
-                self._window[index] = _Seen("undone", None, {})
+                self._window[index] = _Seen("undone", None, {}, {})
                 undone -= 1
 
     def norm_quantiles(self) -> NormQuantiles | None:
@@ -248,9 +261,11 @@ class Monitor:
             "stability/skipped_overflow": counts.skips["overflow"],
             "stability/skipped_nonfinite": counts.skips["nonfinite"],
             "stability/skipped_spike": counts.skips["spike"],
+            "stability/spikes": counts.spikes,
             "stability/nonfinite_values": counts.nonfinite_values,
             "stability/loss_scale": self._loss_scale,
             "stability/rollbacks": counts.rollbacks,
+            **{f"stability/clip_rate/{name}": rate for name, rate in self.group_clip_rates.items()},
         }
         self._loss = self._norm = self._clip_scale = _Mean()
         self._speed = _Speed()
@@ -270,7 +285,9 @@ class Monitor:
         """For a checkpoint; JSON. `from_state` restores it exactly, the speeds left out."""
         return {
             "totals": asdict(self._totals),
-            "window": [[seen.outcome, seen.norm, dict(seen.groups)] for seen in self._window],
+            "window": [
+                [seen.outcome, seen.norm, dict(seen.groups), dict(seen.clipped_groups)] for seen in self._window
+            ],
             "loss": asdict(self._loss),
             "norm": asdict(self._norm),
             "clip_scale": asdict(self._clip_scale),
@@ -301,7 +318,7 @@ class Monitor:
         loss_scale: float | None,
     ) -> None:
         self._totals = Totals(**totals)
-        self._window.extend(_Seen(outcome, value, groups) for outcome, value, groups in window)
+        self._window.extend(_Seen(outcome, *rest) for outcome, *rest in window)
         self._loss, self._norm, self._clip_scale = _Mean(**loss), _Mean(**norm), _Mean(**clip_scale)
         self._lr, self._loss_scale = lr, loss_scale
 

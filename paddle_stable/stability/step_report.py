@@ -39,6 +39,10 @@ class Verdict:
     """The update was applied and the clip changed a gradient."""
     skipped: SkipReason | None
     """Why nothing was updated, or None when the update was applied."""
+    spike: tuple[str, ...] = ()
+    """Which of `loss` and `norm` were far beyond their usual level; such a step is limited or skipped."""
+    clipped_groups: Mapping[str, bool] = field(default_factory=dict)
+    """Whether each group of `clip.kind: layers` was limited; empty for other kinds, and where nothing was applied."""
     group_norms: Mapping[str, float] = field(default_factory=dict)
     """L2 norm before clipping of every layer group."""
     loss_scale: float = 1.0

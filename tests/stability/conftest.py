@@ -13,12 +13,13 @@ from paddle import nn
 
 from paddle_stable.distributed import World
 from paddle_stable.optim import build_optimizer
-from paddle_stable.recipe import AmpConfig, ClipConfig, OptimConfig, StabilityConfig
+from paddle_stable.recipe import AmpConfig, ClipConfig, OptimConfig, SpikeConfig, StabilityConfig
 from paddle_stable.stability.amp import Precision, build_precision
 from paddle_stable.stability.clip import PlannedClip, build_clip
 from paddle_stable.stability.gradients import Gradients
 from paddle_stable.stability.guard import StepGuard
 from paddle_stable.stability.running_statistics import RunningStatistics
+from paddle_stable.stability.spikes import SpikeWatch
 from paddle_stable.stability.step_report import Verdict
 from paddle_stable.training_state import digest, model_arrays, optimizer_arrays
 
@@ -45,6 +46,7 @@ class SmallRun:
     guard: StepGuard
     gradients: Gradients
     precision: Precision
+    applied: int = 0
 
     def step(self, seed: int, spoil: Callable[[nn.Layer], Any] | None = None, loss_factor: float = 1.0) -> Verdict:
         generator = np.random.default_rng(seed)
@@ -54,7 +56,9 @@ class SmallRun:
         self.precision.backward(loss)
         if spoil is not None:
             spoil(self.model)
-        return self.guard.step(self.optimizer, [loss], samples=16)
+        verdict = self.guard.step(self.optimizer, [loss], samples=16, applied=self.applied)
+        self.applied += verdict.applied
+        return verdict
 
     def digest(self) -> str:
         """Everything that learns: parameters, moments, beta powers, running statistics, learning rate."""
@@ -65,7 +69,12 @@ class SmallRun:
 @pytest.fixture
 def small_run() -> Callable[..., SmallRun]:
     def build(
-        clip: ClipConfig | None = None, amp: AmpConfig | None = None, *, guard: bool = True, lr: float = 1e-2
+        clip: ClipConfig | None = None,
+        amp: AmpConfig | None = None,
+        *,
+        guard: bool = True,
+        spike: SpikeConfig | None = None,
+        lr: float = 1e-2,
     ) -> SmallRun:
         clip, amp = clip or ClipConfig(), amp or AmpConfig()
         paddle.seed(0)
@@ -78,8 +87,9 @@ def small_run() -> Callable[..., SmallRun]:
         precision = build_precision(amp, model)
         step_guard = StepGuard(
             StabilityConfig(guard=guard),
+            spikes=SpikeWatch(spike or SpikeConfig()),
             gradients=gradients,
-            clip=build_clip(clip),
+            clip=build_clip(clip, gradients.names),
             planned_clip=planned,
             precision=precision,
             statistics=statistics,

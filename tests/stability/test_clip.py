@@ -36,9 +36,9 @@ def parameters_with_gradients(scale: float, seed: int = 0) -> paddle.nn.Layer:
 def clipped(model: paddle.nn.Layer, config: ClipConfig) -> tuple[list[np.ndarray], ClipPlan, float]:
     """The gradients after our clip, the plan, and the norm before."""
     gradients = Gradients(model, World.single())
-    clip = build_clip(config)
+    clip = build_clip(config, gradients.names)
     measured = gradients.measure([paddle.ones([1])], 1, stop_vote=False, clamp=clip.clamp)
-    plan = clip.plan(measured, gradients)
+    plan = clip.plan(measured, gradients, applied=0)
     planned = PlannedClip(gradients, 1.0)
     planned.set_plan(plan)
     result = planned([(p, p.grad) for p in gradients.parameters])

@@ -51,7 +51,7 @@ def test_a_non_finite_loss_is_a_skip_even_when_gradients_are_finite(small_run: A
     run.guard.begin()
     loss = run.model(paddle.ones([4, 4])).mean()
     loss.backward()
-    verdict = run.guard.step(run.optimizer, [loss * math.nan], samples=4)
+    verdict = run.guard.step(run.optimizer, [loss * math.nan], samples=4, applied=0)
     assert verdict.skipped is SkipReason.NONFINITE
     assert math.isnan(verdict.loss)
     assert run.digest() == before
@@ -138,4 +138,4 @@ def test_every_process_hears_of_a_wish_to_stop(small_run: Any) -> None:
     run.guard.begin()
     loss = run.model(paddle.ones([4, 4])).mean()
     loss.backward()
-    assert run.guard.step(run.optimizer, [loss], samples=4, stop_vote=True).stop_requested
+    assert run.guard.step(run.optimizer, [loss], samples=4, applied=0, stop_vote=True).stop_requested

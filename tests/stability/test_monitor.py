@@ -25,6 +25,7 @@ TAGS = {
     "stability/skipped_overflow",
     "stability/skipped_nonfinite",
     "stability/skipped_spike",
+    "stability/spikes",
     "stability/nonfinite_values",
     "stability/loss_scale",
     "stability/rollbacks",

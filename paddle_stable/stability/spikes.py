@@ -1,0 +1,166 @@
+"""Spike detection that neither a spike nor a NaN can poison: robust statistics of the logarithm of past values.
+
+A value is a spike when its logarithm lies more than k robust standard deviations above the median of a window, and the
+value itself at least `ratio` times above it. Spikes are not admitted to the window; a level that stays is taken over.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+from paddle_stable.recipe import SpikeConfig
+from paddle_stable.stability.new_level import NewLevel
+
+MAD_TO_DEVIATION = 1.4826
+"""Standard deviation of a normal distribution over its median absolute deviation."""
+
+
+@final
+class SpikeDetector:
+    """Watches one positive quantity. Decisions depend on the values it was given and on nothing else."""
+
+    def __init__(self, config: SpikeConfig) -> None:
+        """Start without a past."""
+        self._config = config
+        self._limit_factor = config.k * MAD_TO_DEVIATION
+        self._least_excess = math.log(config.ratio)
+        self._admitted: deque[float] = deque()
+        """Logarithms, oldest first."""
+        self._sorted: list[float] = []
+        """The same by size."""
+        self._new_level = NewLevel(config.rebaseline_after)
+
+    @property
+    def usual(self) -> float | None:
+        """Median of the window; None before the first value."""
+        return math.exp(_median(self._sorted)) if self._sorted else None
+
+    def is_spike(self, value: float) -> bool:
+        """Whether this would be a spike. Values that are not finite or not positive are none. Changes nothing.
+
+        Nor is the value with which the new level is taken over.
+        """
+        return self._is_beyond(value) and not self._new_level.completed_by_another()
+
+    def take(self, value: float) -> None:
+        """Learn from a value: admit it, or remember that it was beyond the limit. One that is not usable is ignored."""
+        if not _usable(value):
+            return
+        logarithm, beyond = math.log(value), self._is_beyond(value)
+        if beyond and self._new_level.completed_by_another():
+            self._replace([*self._new_level.values, logarithm])
+            self._new_level.clear()
+            return
+        self._new_level.note(logarithm, beyond=beyond)
+        if not beyond:
+            self._admit(logarithm)
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint; JSON."""
+        return {"admitted": list(self._admitted), "new_level": self._new_level.state()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """From a checkpoint. A window shorter than the saved one keeps the newest values."""
+        self._replace(state["admitted"])
+        self._new_level.load_state(state["new_level"])
+
+    def _is_beyond(self, value: float) -> bool:
+        if not _usable(value) or len(self._sorted) < self._config.warmup_steps:
+            return False
+        middle = _median(self._sorted)
+        deviation = _median_deviation(self._sorted, middle)
+        return math.log(value) > middle + max(self._limit_factor * deviation, self._least_excess)
+
+    def _replace(self, logarithms: Iterable[float]) -> None:
+        self._admitted.clear()
+        self._sorted.clear()
+        for value in logarithms:
+            self._admit(float(value))
+
+    def _admit(self, logarithm: float) -> None:
+        self._admitted.append(logarithm)
+        insort(self._sorted, logarithm)
+        if len(self._admitted) > self._config.window:
+            del self._sorted[bisect_left(self._sorted, self._admitted.popleft())]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Spike:
+    """What the watch says about one step."""
+
+    flagged: tuple[str, ...]
+    """Which of `loss` and `norm` were far beyond their usual level."""
+    usual_norm: float
+    """Median of the gradient norms of usual steps."""
+
+
+@final
+class SpikeWatch:
+    """The detectors of a run. Fed with values that are the same on every process, they decide alike."""
+
+    def __init__(self, config: SpikeConfig) -> None:
+        """Start without a past."""
+        self._config = config
+        self._detectors = {"loss": SpikeDetector(config), "norm": SpikeDetector(config)}
+
+    @property
+    def skips(self) -> bool:
+        """Whether a spike is left out, rather than limited."""
+        return self._config.action == "skip"
+
+    def judge(self, *, loss: float, norm: float) -> Spike | None:
+        """Look at an ordinary, finite step and learn from it; a spike, or None.
+
+        Of a step that will be skipped only the spikes are remembered, so that the values of steps that were never
+        applied have no part in what is usual.
+        """
+        if self._config.action == "none":
+            return None
+        values = {"loss": loss, "norm": norm}
+        beyond = [name for name, detector in self._detectors.items() if detector.is_spike(values[name])]
+        flagged = tuple(name for name in beyond if name in self._config.watch)
+        usual = self._detectors["norm"].usual
+        for name, detector in self._detectors.items():
+            if not (flagged and self.skips) or name in beyond:
+                detector.take(values[name])
+        return Spike(flagged, usual if usual is not None else norm) if flagged else None
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint; JSON."""
+        return {name: detector.state() for name, detector in self._detectors.items()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """From a checkpoint."""
+        for name, detector in self._detectors.items():
+            detector.load_state(state[name])
+
+
+def _usable(value: float) -> bool:
+    return math.isfinite(value) and value > 0.0
+
+
+def _median(ordered: list[float]) -> float:
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+def _median_deviation(ordered: list[float], middle: float) -> float:
+    """Median of the distances to `middle` (the upper one of two), in a few steps: this runs in every training step.
+
+    The nearest half of an ordered list is a run of neighbours; its beginning is searched for by halving.
+    """
+    count = len(ordered) // 2 + 1
+    low, high = 0, len(ordered) - count
+    while low < high:
+        start = (low + high) // 2
+        if middle - ordered[start] > ordered[start + count] - middle:
+            low = start + 1
+        else:
+            high = start
+    return max(middle - ordered[low], ordered[low + count - 1] - middle)
