@@ -1,5 +1,5 @@
 # Everything that is done with a checkout. It needs Python 3.10, 3.11 or 3.12, pip and make; `make` lists the commands.
-#   make train ARGS="--resume auto"      further arguments for the program
+#   make train ARGS="-o run.seed=2"       further arguments for the program
 #   make setup PYTHON=/opt/py/bin/python  another Python
 
 PYTHON ?= $(shell for python in python3 python3.12 python3.11 python3.10; do \
@@ -43,7 +43,7 @@ $(REVIEWS) &: | $(INSTALLED)
 	$(IN_VENV)python tools/prepare_data.py reviews
 
 train: $(INSTALLED) $(REVIEWS) ## train configs/ernie_cls.yaml
-	$(IN_VENV)python tools/train.py -c configs/ernie_cls.yaml $(ARGS)
+	$(IN_VENV)python tools/train.py -c configs/ernie_cls.yaml --resume auto $(ARGS)
 
 test: $(INSTALLED) ## run the whole test suite
 	$(IN_VENV)python -m pytest $(ARGS)

@@ -1,8 +1,11 @@
-"""What every command does first: quiet the libraries, flush denormals, send log lines to the terminal."""
+"""What every command does first: threads, quiet libraries, flushed denormals, log lines on the terminal."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
+import os
 import sys
 import warnings
 
@@ -20,10 +23,11 @@ def start_tool() -> None:
     """Call once at the beginning of a command, after its arguments are parsed and before Paddle is imported."""
     for message in _NOISE:
         warnings.filterwarnings("ignore", message=message)
-    import numpy  # noqa: F401 - has to be there before denormals are flushed
-
+    use_all_cores()
+    _import_paddle()
     from paddle_stable.denormals import flush_denormals
 
+    # After the import of Paddle, which brings numpy, and before the first tensor.
     flush_denormals()
     log = logging.getLogger("paddle_stable")
     handler = logging.StreamHandler(sys.stderr)
@@ -31,3 +35,24 @@ def start_tool() -> None:
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     log.propagate = False  # paddlenlp puts a handler of its own on the root logger
+
+
+def use_all_cores() -> None:
+    """Let a process that trains alone compute with all the cores it may use, unless OMP_NUM_THREADS says otherwise.
+
+    Paddle would take one. Processes of a launcher share the cores and keep Paddle's choice. Results are repeatable
+    at the same number of threads, which every checkpoint records.
+    """
+    alone = int(os.environ.get("PADDLE_TRAINERS_NUM", "1")) < 2
+    if alone and "OMP_NUM_THREADS" not in os.environ:
+        os.environ["OMP_NUM_THREADS"] = str(len(os.sched_getaffinity(0)))
+
+
+def _import_paddle() -> None:
+    """Import Paddle without the two lines by which it warns of more than one thread."""
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        import paddle  # noqa: F401
+    for line in said.getvalue().splitlines():
+        if "OMP_NUM_THREADS" not in line:
+            print(line, file=sys.stderr)

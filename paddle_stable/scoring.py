@@ -1,0 +1,69 @@
+"""Metrics of a saved checkpoint on a split, for `tools/evaluate.py`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from paddle_stable.build import prepare, use_device
+from paddle_stable.checkpoint import CheckpointError, CheckpointStore
+from paddle_stable.distributed import World
+from paddle_stable.errors import ExitCode, InputError
+from paddle_stable.evaluation import evaluate
+from paddle_stable.recipe_io import load_recipe
+from paddle_stable.stability.amp import build_precision
+from paddle_stable.training_state import StateMismatch, load_model_arrays
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ScoringRequest:
+    """What was asked for on the command line."""
+
+    run: Path
+    """Run folder, or the folder of one checkpoint."""
+    split: str = "test"
+    newest: bool = False
+    """The newest checkpoint that verifies instead of the best one."""
+    overrides: tuple[str, ...] = ()
+    trust: bool = False
+
+
+def score(request: ScoringRequest) -> ExitCode:
+    """Print the metrics as JSON. Mistakes are printed, not raised; nothing is written."""
+    try:
+        store, checkpoint = _find(request)
+        parts = store.load(checkpoint)
+        loaded = load_recipe(str(checkpoint / "recipe.yaml"), request.overrides, trust=request.trust)
+        use_device(loaded.recipe)
+        world = World.single()
+        prepared = prepare(loaded, world)
+        split = {"train": prepared.splits.train, "dev": prepared.splits.dev, "test": prepared.splits.test}[
+            request.split
+        ]
+        if split is None:
+            raise InputError.single(loaded.path, f"the recipe has no {request.split} set; --split dev or train")
+        load_model_arrays(prepared.model, parts.model)
+        precision = build_precision(loaded.recipe.amp, prepared.model)
+        batch_size = loaded.recipe.data.eval_batch_size
+        found = evaluate(prepared.task, prepared.model, precision, split, batch_size=batch_size, world=world)
+    except (InputError, CheckpointError, StateMismatch) as error:
+        print(error, file=sys.stderr, flush=True)
+        return ExitCode.INPUT
+    print(json.dumps({"checkpoint": str(checkpoint), "split": request.split, "metrics": dict(found.metrics)}, indent=2))
+    return ExitCode.DONE
+
+
+def _find(request: ScoringRequest) -> tuple[CheckpointStore, Path]:
+    """The store and the checkpoint in it that is meant."""
+    if (request.run / "manifest.json").exists():
+        return CheckpointStore(request.run.parent, keep_last=1), request.run
+    store = CheckpointStore(request.run / "checkpoints", keep_last=1)
+    path = store.newest_valid()[0] if request.newest else store.best()
+    if path is None:
+        kind = "newest valid" if request.newest else "best"
+        raise InputError.single(str(request.run), f"there is no {kind} checkpoint in checkpoints/; name one's folder")
+    return store, path
