@@ -6,9 +6,11 @@ from typing import Any, get_args
 
 import paddle
 import pytest
+from pydantic import ValidationError
 
-from paddle_stable.recipe import ClipConfig, ModelKind, Recipe
+from paddle_stable.recipe import AdaptiveClipConfig, ClipConfig, ModelKind, Recipe
 from paddle_stable.recipe_checks import (
+    ADAPTIVE_KEYS,
     CLIP_KEYS,
     Device,
     Finding,
@@ -17,6 +19,7 @@ from paddle_stable.recipe_checks import (
     check_keys,
     check_metric,
     check_precision,
+    unused_adaptive_keys,
     unused_clip_keys,
 )
 
@@ -48,6 +51,12 @@ def found(**sections: Any) -> list[tuple[str, str]]:
         {"clip": {"kind": "norm", "max_norm": 3.0}},
         {"clip": {"kind": "value", "max_value": 3.0}},
         {"clip": {"kind": "none"}},
+        {"clip": {"kind": "global_norm", "schedule": [{"from_step": n, "max_norm": None} for n in (0, 1, 9)]}},
+        {"clip": {"kind": "adaptive", "max_norm": 9.0}},
+        {"clip": {"kind": "adaptive", "max_norm": 9.0, "adaptive": {"method": "zscore", "z_threshold": 3.0}}},
+        {"clip": {"kind": "layers", "groups": [{"match": name, "max_norm": 1.0} for name in "ab"]}},
+        {"stability": {"spike": {"action": "skip"}}},
+        {"stability": {"spike": {"action": "clip", "rebaseline_after": 50}}},
         {"faults": [{"step": 1, "kind": "nan_loss"}, {"step": 2, "kind": "nan_loss"}]},
         {"faults": [{"step": 1, "kind": "nan_loss"}, {"step": 1, "kind": "nan_loss", "rank": 1}]},
         {"faults": [{"step": 1, "kind": "inf_grad", "parameter": p} for p in ("a", "b")]},
@@ -99,6 +108,48 @@ REMOVE = ". Remove one of the two"
                 for key in ("max_norm", "max_value")
             ],
         ),
+        (
+            {"clip": {"schedule": [{"from_step": n, "max_norm": 1.0} for n in (5, 5, 4)]}},
+            [
+                ("clip.schedule.1.from_step", "must be more than the one before (5), got 5"),
+                ("clip.schedule.2.from_step", "must be more than the one before (5), got 4"),
+            ],
+        ),
+        (
+            {"clip": {"kind": "adaptive"}},
+            [
+                (
+                    "clip.max_norm",
+                    "missing: clip.kind adaptive needs a bound that it never exceeds, some times the usual norm",
+                )
+            ],
+        ),
+        (
+            {"clip": {"kind": "adaptive", "max_norm": 9.0, "adaptive": {"window": 10}}},
+            [("clip.adaptive.warmup_steps", "25 is more than clip.adaptive.window (10)")],
+        ),
+        (
+            {"clip": {"kind": "norm", "groups": []}},
+            [("clip.groups", f"is not used by clip.kind norm, which uses max_norm{REMOVE}")],
+        ),
+        (
+            {"clip": {"kind": "layers"}},
+            [("clip.groups", "missing: clip.kind layers needs at least one group with `match` and `max_norm`")],
+        ),
+        (
+            {"clip": {"kind": "layers", "groups": [{"match": "a", "max_norm": 1.0}] * 2}},
+            [("clip.groups.1.match", "'a' is there twice")],
+        ),
+        (
+            {"stability": {"max_consecutive_skips": 10, "spike": {"action": "skip"}}},
+            [
+                (
+                    "stability.spike.rebaseline_after",
+                    "20 is more than stability.max_consecutive_skips (10): with action skip the run would stop before "
+                    "it takes the new level",
+                )
+            ],
+        ),
         ({"faults": [{"step": 1, "kind": "nan_loss"}] * 2}, [("faults.1", "is the same as faults.0")]),
         (
             {"faults": [{"step": 1, "kind": "withhold"}, {"step": 1, "kind": "withhold", "rank": 1}]},
@@ -122,6 +173,32 @@ REMOVE = ". Remove one of the two"
 )
 def test_keys_that_do_not_go_together_are_found(sections: dict[str, Any], findings: list[tuple[str, str]]) -> None:
     assert found(**sections) == findings
+
+
+@pytest.mark.parametrize(("method", "key"), [("percentile", "decay"), ("zscore", "percentile"), ("zscore", "window")])
+def test_a_key_of_the_other_method_is_found(method: str, key: str) -> None:
+    clip = {"kind": "adaptive", "max_norm": 9.0, "adaptive": {"method": method}}
+    findings = check_keys(recipe(clip=clip), {"clip.max_norm", f"clip.adaptive.{key}"})
+    message = f"is not used by clip.adaptive.method {method}. Remove one of the two"
+    assert [(finding.key, finding.message) for finding in findings] == [(f"clip.adaptive.{key}", message)]
+
+
+def test_every_adaptive_method_says_which_keys_it_uses() -> None:
+    assert set(ADAPTIVE_KEYS) == set(get_args(AdaptiveClipConfig.model_fields["method"].annotation))
+    for method, used in ADAPTIVE_KEYS.items():
+        assert {"method", *used, *unused_adaptive_keys(method)} == set(AdaptiveClipConfig.model_fields)
+
+
+def test_a_spike_warm_up_longer_than_its_window_is_refused() -> None:
+    with pytest.raises(ValidationError, match=r"warmup_steps: must be at most window \(20\), got 30"):
+        recipe(stability={"spike": {"window": 20}})
+
+
+def test_a_bound_that_is_never_reached_is_named() -> None:
+    clip = {"max_norm": 1.0, "schedule": [{"from_step": n, "max_norm": 1.0} for n in (99, 100)]}
+    assert advise(recipe(clip=clip), "transformer") == (
+        "clip.schedule.1: 100 applied steps are never reached, run.steps is 100.",
+    )
 
 
 def test_several_findings_come_together() -> None:

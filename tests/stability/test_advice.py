@@ -147,3 +147,23 @@ def test_the_most_pressing_advice_comes_first() -> None:
     monitor = monitor_of(clipped=50, nonfinite=50)
     lines = advice(monitor, clip=ClipConfig(), amp=AmpConfig(dtype="float16"), comparison=comparison)
     assert [line.split()[0] for line in lines] == ["50%", "The", "The", "50"]
+
+
+def test_a_percentile_clip_limits_most_steps_by_construction_and_is_not_blamed() -> None:
+    assert said(monitor_of(clipped=100), kind="adaptive") == ""
+    assert said(monitor_of(plain=100), kind="adaptive") == ""
+
+
+def test_a_zscore_clip_that_limits_that_often_blames_the_learning_rate() -> None:
+    text = said(monitor_of(plain=50, clipped=50), kind="adaptive", adaptive={"method": "zscore"})
+    assert "the model or the learning rate is at fault" in text
+
+
+def test_groups_are_advised_on_with_their_own_rates() -> None:
+    monitor, groups = Monitor(100), [{"match": "*.attention.*", "max_norm": 0.1}]
+    for step in range(1, 41):
+        limited = {"*.attention.*": True, "rest": False}
+        verdict = Verdict(1.0, 4, 2.0, 0.5, clipped=True, skipped=None, clipped_groups=limited)
+        monitor.update(StepReport(step, 0.0, verdict, 0.1, seconds=0.1, data_seconds=0.0))
+    assert "*.attention.* 100%, rest 0%" in said(monitor, kind="layers", groups=groups)
+    assert "No group reached its bound" in said(monitor_of(plain=100), kind="layers", groups=groups)

@@ -10,8 +10,16 @@ import numpy as np
 import paddle
 import pytest
 
-from paddle_stable.recipe import AmpConfig, ClipConfig
+from paddle_stable.recipe import AdaptiveClipConfig, AmpConfig, ClipConfig, ClipGroupConfig, SpikeConfig
 from paddle_stable.stability.step_report import SkipReason
+
+CLIPS = {
+    **{kind: ClipConfig(kind=kind) for kind in ("global_norm", "norm", "value", "none")},
+    "percentile": ClipConfig(kind="adaptive", adaptive=AdaptiveClipConfig(method="percentile", warmup_steps=1)),
+    "zscore": ClipConfig(kind="adaptive", adaptive=AdaptiveClipConfig(method="zscore", warmup_steps=1)),
+    "layers": ClipConfig(kind="layers", groups=(ClipGroupConfig(match="first.*", max_norm=0.01),), max_norm=0.1),
+}
+QUICK = {"warmup_steps": 5, "window": 10}
 
 
 def poison(value: float, where: str) -> Callable[[paddle.nn.Layer], None]:
@@ -33,15 +41,16 @@ def poison(value: float, where: str) -> Callable[[paddle.nn.Layer], None]:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("where", ["first", "middle", "last", "unclipped", "all"])
-@pytest.mark.parametrize("kind", ["global_norm", "norm", "value", "none"])
+@pytest.mark.parametrize("kind", CLIPS)
 def test_a_skipped_step_changes_nothing_that_learns(small_run: Any, value: float, where: str, kind: str) -> None:
-    run = small_run(ClipConfig(kind=kind))
+    run = small_run(CLIPS[kind])
     for seed in range(2):
         assert run.step(seed).applied
-    before = run.digest()
+    before, clip, spikes = run.digest(), run.guard.clip.state(), run.guard.spikes.state()
     verdict = run.step(7, spoil=poison(value, where))
     assert verdict.skipped is SkipReason.NONFINITE
     assert not verdict.clipped
+    assert verdict.clipped_groups == {}
     assert run.digest() == before
 
 
@@ -91,10 +100,10 @@ def test_a_run_with_poisoned_steps_equals_one_that_withholds_them(small_run: Any
     assert plain.digest() != poisoned.digest()
 
 
-@pytest.mark.parametrize("kind", ["global_norm", "norm", "value", "none"])
+@pytest.mark.parametrize("kind", CLIPS)
 @pytest.mark.parametrize("amp", [AmpConfig(), AmpConfig(dtype="float16", emulate=True)])
 def test_one_read_a_step(small_run: Any, kind: str, amp: AmpConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = small_run(ClipConfig(kind=kind), amp)
+    run = small_run(CLIPS[kind], amp)
     run.step(0)
     reads: list[str] = []
     tensor = type(paddle.ones([1]))

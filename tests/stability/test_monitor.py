@@ -265,3 +265,31 @@ def test_skips_are_explained_with_their_numbers_and_a_way_out() -> None:
     monitor = feed(Monitor(5), [skipped(SkipReason.NONFINITE)] * 3 + [skipped(SkipReason.OVERFLOW), applied()])
     text = monitor.explain_skips()
     assert text.startswith("4 of 5 steps were skipped (1 overflow, 3 nonfinite). The loss or a gradient was NaN or inf")
+
+
+def test_each_group_has_its_own_clip_rate_over_the_window() -> None:
+    def of(attention: bool, rest: bool) -> Verdict:
+        groups = {"*.attention.*": attention, "rest": rest}
+        return Verdict(1.0, 4, 2.0, 0.5, clipped=True, skipped=None, clipped_groups=groups)
+
+    monitor = feed(Monitor(4), [of(True, True)] * 9)
+    feed(monitor, [of(True, False), of(False, False), skipped(SkipReason.SPIKE), of(True, False)])
+    assert monitor.group_clip_rates == {"*.attention.*": 2 / 3, "rest": 0.0}
+    restored = Monitor.from_state(4, json.loads(json.dumps(monitor.state())))
+    for each in (monitor, restored):
+        scalars = each.scalars()
+        assert scalars["stability/clip_rate/*.attention.*"] == 2 / 3
+        assert scalars["stability/clip_rate/rest"] == 0.0
+
+
+def test_other_kinds_of_clip_have_no_groups() -> None:
+    assert feed(Monitor(4), [applied(scale=0.5)]).group_clip_rates == {}
+
+
+def test_spikes_are_counted_whether_limited_or_skipped() -> None:
+    limited = Verdict(1.0, 4, 9.0, 0.5, clipped=True, skipped=None, spike=("norm",))
+    left_out = Verdict(1.0, 4, 9.0, 1.0, clipped=False, skipped=SkipReason.SPIKE, spike=("loss", "norm"))
+    monitor = feed(Monitor(4), [applied(), limited, left_out, applied(), limited])
+    assert monitor.totals.spikes == 3
+    assert monitor.totals.skips["spike"] == 1
+    assert monitor.scalars()["stability/spikes"] == 3.0
