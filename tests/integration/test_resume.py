@@ -21,6 +21,12 @@ from .conftest import curve, final_digest, open_trainer, sample_values
 PLAIN: dict[str, Any] = {"run.steps": 14, "run.log_every": 3, "run.eval_every": 4}
 POISONED = {**PLAIN, "faults": [{"step": 3, "kind": "nan_loss"}, {"step": 8, "kind": "inf_grad"}]}
 HALF = {**PLAIN, "amp.dtype": "float16", "amp.emulate": True, "amp.init_scale": 2.0**24, "amp.growth_interval": 3}
+LEARNING = {"clip.kind": "adaptive", "clip.max_norm": 5.0, "clip.adaptive.warmup_steps": 3}
+QUICK = {"stability.spike.warmup_steps": 5, "stability.spike.window": 10, "stability.spike.ratio": 1.05}
+PERCENTILE = {**POISONED, **LEARNING, "clip.adaptive.window": 6, "stability.spike.k": 0.5, **QUICK}
+ZSCORE = {**PLAIN, **LEARNING, "clip.adaptive.method": "zscore", "clip.adaptive.z_threshold": 0.2}
+SPIKY = {**PLAIN, **QUICK, "stability.spike.action": "skip", "stability.spike.k": 0.5}
+LAYERS = {**PLAIN, "clip.kind": "layers", "clip.groups": [{"match": "*bias*", "max_norm": 0.01}]}
 ACCUMULATED = {**PLAIN, "run.accumulate": 2, "data.batch_size": 20}
 
 
@@ -59,8 +65,8 @@ def finish(trainer: Trainer) -> None:
 @pytest.mark.parametrize("stops", [(1,), (4,), (6,), (2, 4, 6, 8, 10)], ids=str)
 @pytest.mark.parametrize(
     "values",
-    [PLAIN, POISONED, HALF, ACCUMULATED],
-    ids=["plain", "poisoned", "half precision", "accumulated"],
+    [PLAIN, POISONED, HALF, ACCUMULATED, PERCENTILE, ZSCORE, SPIKY, LAYERS],
+    ids=["plain", "poisoned", "half precision", "accumulated", "percentile", "zscore", "spiky", "layers"],
 )
 def test_a_resumed_run_equals_the_uninterrupted_one(
     values: dict[str, Any], stops: tuple[int, ...], tmp_path: Path
@@ -73,6 +79,22 @@ def test_a_resumed_run_equals_the_uninterrupted_one(
     finish(open_trainer(broken, {**data, **values}, resume="auto"))
     assert final_digest(broken / "run") == final_digest(whole / "run")
     assert curve(broken / "run") == curve(whole / "run")
+
+
+@pytest.mark.parametrize("values", [PERCENTILE, ZSCORE, SPIKY], ids=["percentile", "zscore", "spiky"])
+def test_negative_control_a_run_that_forgets_what_clip_and_detector_have_learned_differs(
+    values: dict[str, Any], tmp_path: Path
+) -> None:
+    values = {**values, **sample_values(tmp_path), "run.steps": 16}
+    finish(open_trainer(tmp_path / "whole", values))
+    stop_at(open_trainer(tmp_path / "broken", values), 9)
+    forgetful = open_trainer(tmp_path / "broken", values, resume="auto")
+    fresh = open_trainer(tmp_path / "fresh", values)
+    forgetful.guard.clip.load_state(fresh.guard.clip.state())
+    forgetful.guard.spikes.load_state(fresh.guard.spikes.state())
+    fresh.writers.close()
+    finish(forgetful)
+    assert final_digest(tmp_path / "broken" / "run") != final_digest(tmp_path / "whole" / "run")
 
 
 def test_negative_control_a_run_that_forgets_its_position_differs(tmp_path: Path) -> None:

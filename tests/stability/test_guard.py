@@ -52,6 +52,76 @@ def test_a_skipped_step_changes_nothing_that_learns(small_run: Any, value: float
     assert not verdict.clipped
     assert verdict.clipped_groups == {}
     assert run.digest() == before
+    assert run.guard.clip.state() == clip
+    assert run.guard.spikes.state() == spikes
+
+
+@pytest.mark.parametrize("kind", CLIPS)
+@pytest.mark.parametrize("amp", [AmpConfig(), AmpConfig(dtype="float16", emulate=True, init_scale=1.0)])
+def test_a_skipped_spike_changes_nothing_that_learns(small_run: Any, kind: str, amp: AmpConfig) -> None:
+    run = small_run(CLIPS[kind], amp, spike=SpikeConfig(action="skip", **QUICK))
+    for seed in range(8):
+        assert run.step(seed).applied
+    before, clip, scale = run.digest(), run.guard.clip.state(), run.precision.state()
+    verdict = run.step(9, loss_factor=1e3)
+    assert verdict.skipped is SkipReason.SPIKE
+    assert verdict.spike == ("loss", "norm")
+    assert not verdict.clipped
+    assert run.digest() == before
+    assert run.guard.clip.state() == clip
+    assert run.precision.state() == scale
+
+
+@pytest.mark.parametrize("kind", CLIPS)
+def test_a_run_with_skipped_spikes_equals_one_that_withholds_them(small_run: Any, kind: str) -> None:
+    spiky, withheld = (small_run(CLIPS[kind], spike=SpikeConfig(action="skip", **QUICK)) for _ in range(2))
+    for seed in range(20):
+        if seed in (10, 11, 15):
+            assert spiky.step(seed, loss_factor=1e3).skipped is SkipReason.SPIKE
+            assert not withheld.guard.withhold().applied
+        else:
+            assert spiky.step(seed).applied
+            assert withheld.step(seed).applied
+    assert spiky.digest() == withheld.digest()
+    assert spiky.guard.clip.state() == withheld.guard.clip.state()
+
+
+@pytest.mark.parametrize("kind", CLIPS)
+def test_a_limited_spike_is_applied_at_the_usual_norm(small_run: Any, kind: str) -> None:
+    run = small_run(CLIPS[kind], spike=SpikeConfig(action="clip", **QUICK))
+    for seed in range(8):
+        run.step(seed)
+    usual = run.guard.spikes.judge(loss=1e9, norm=1e9).usual_norm
+    verdict = run.step(9, loss_factor=1e3)
+    assert verdict.applied
+    assert verdict.clipped
+    assert verdict.spike == ("loss", "norm")
+    assert verdict.grad_norm * verdict.clip_scale <= usual * (1 + 1e-9)
+    if kind in ("global_norm", "none"):
+        expected = min(usual, 1.0) if kind == "global_norm" else usual
+        assert verdict.grad_norm * verdict.clip_scale == pytest.approx(expected, rel=1e-6)
+
+
+def test_without_the_guard_no_spike_is_looked_for(small_run: Any) -> None:
+    run = small_run(guard=False, spike=SpikeConfig(action="skip", **QUICK))
+    for seed in range(8):
+        run.step(seed)
+    verdict = run.step(9, loss_factor=1e3)
+    assert verdict.applied
+    assert verdict.spike == ()
+
+
+def test_a_wrong_loss_alone_limits_the_step(small_run: Any) -> None:
+    """The norm is usual, so that nothing has to be limited; the step is still known to be out of the ordinary."""
+    run = small_run(spike=SpikeConfig(**QUICK))
+    for seed in range(8):
+        run.step(seed)
+    run.guard.begin()
+    loss = (run.model(paddle.ones([16, 4])) ** 2).mean()
+    loss.backward()
+    verdict = run.guard.step(run.optimizer, [loss * 1e4], samples=16, applied=run.applied)
+    assert verdict.applied
+    assert verdict.spike == ("loss",)
 
 
 def test_a_non_finite_loss_is_a_skip_even_when_gradients_are_finite(small_run: Any) -> None:
