@@ -22,6 +22,8 @@ ODD_INPUT_RATIO = 100.0
 """A sample whose largest value is that many times the others' is odd. Windows of market series stay below 15."""
 HUGE_WEIGHT = 1e3
 """No layer of the three tasks has a weight beyond 30 when it trains well."""
+GROWN_WEIGHT = 3.0
+"""Root mean square of all weights: initial values lie near 1 / sqrt(width), trained ones rarely twice as far out."""
 WILD_LR_RATIO = 0.3
 """AdamW changes a weight by about the learning rate in every step; that part of a layer's usual weight is too much."""
 GROWTH_ALONG_SEQUENCE = 100.0
@@ -180,6 +182,10 @@ def _odd_inputs(evidence: Evidence) -> str:
 
 def _wild_weights(evidence: Evidence) -> str:
     wild = evidence.wild_weights
+    if not wild and evidence.typical_weight > GROWN_WEIGHT:
+        return (
+            f"The inputs are ordinary, but weights have grown everywhere, to {evidence.typical_weight:.3g} on average."
+        )
     if not wild:
         return ""
     worst = wild[0]

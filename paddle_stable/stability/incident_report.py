@@ -143,6 +143,7 @@ def _head(findings: Findings) -> str:
             "Nothing that learns was changed by this step.",
             "",
             _table(("", ""), rows),
+            "",
         ]
     )
 
@@ -161,16 +162,16 @@ def _number_format(precision: Mapping[str, Any]) -> str:
 
 def _origin_of_it(evidence: Evidence) -> str:
     first, operation = evidence.first_bad, evidence.operation
+    if not evidence.reproduced:
+        return ""
     lines = ["## Where it began", ""]
     if first is None:
-        if not evidence.reproduced:
-            return ""
         lines.append("No value was non-finite: the step was only much larger than usual.")
     else:
         kind = f" ({first.kind})" if first.kind else ""
         lines.append(
-            f"The first non-finite tensor: **{first.tensor}** of {_name(first.layer)}{kind}, in the "
-            f"{first.direction} pass."
+            f"The first non-finite tensor: **{first.tensor}** of {_name(first.layer)}{kind}, in the {first.direction} "
+            "pass."
         )
         if first.from_batch:
             lines.append("The layer was given it by the batch; its own arithmetic is not to blame.")
@@ -231,6 +232,10 @@ def _layers(facts: IncidentFacts) -> str:
     norms = _largest_norms(facts)
     if not norms:
         return ""
+    if not any(math.isfinite(norm) for norm in facts.report.verdict.group_norms.values()):
+        medians = ", ".join(f"`{group}` {_number(norm)}" for group, norm in facts.usual_norms.items())
+        before = f"Usual, as the median of the steps before: {medians}." if medians else "There was no step before."
+        return f"## Gradients by layer\n\nNone is finite. {before}\n"
     rows = []
     for group, norm in norms:
         usual = facts.usual_norms.get(group)

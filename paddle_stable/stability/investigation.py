@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +26,7 @@ from paddle_stable.stability.probes import LOSS, FirstBad, Probes, Range
 from paddle_stable.stability.replay import Operation, Replay, Replayed
 from paddle_stable.stability.step_report import SkipReason
 
-FloatArray = npt.NDArray[np.float32]
+FloatArray = npt.NDArray[np.floating[Any]]
 
 _SAME = 0.02
 """A finite step is reproduced when loss and norm come out this close, relatively: on a GPU sums are not repeatable."""
@@ -100,17 +101,16 @@ def _heaviest(plain: Replayed) -> int:
 
 
 def _first_bad(probes: Probes, plain: Replayed, part: int) -> FirstBad | None:
-    forward = probes.first_bad_forward()
-    if forward is not None and not math.isfinite(plain.losses[part]):
+    loss_is_finite = math.isfinite(plain.losses[part])
+    forward = probes.first_bad_forward(loss_is_finite=loss_is_finite)
+    if forward is not None:
         return forward
-    if not math.isfinite(plain.losses[part]):
-        return FirstBad(LOSS, "", "forward", "the loss", outputs=())
-    return probes.first_bad_backward()
+    return probes.first_bad_backward() if loss_is_finite else FirstBad(LOSS, "", "forward", "its value")
 
 
 def _agreeing(operation: Operation | None, first: FirstBad | None) -> Operation | None:
     """The operation, unless it is another one than the layer's: -inf in an attention mask, say, harms nobody."""
-    if operation is None or first is None or operation.direction != first.direction:
+    if operation is None or first is None or first.from_batch or operation.direction != first.direction:
         return None
     if first.direction == "forward":
         return operation if (first.layer in operation.layers) == (first.layer != LOSS) else None
@@ -136,7 +136,7 @@ def _odd_inputs(parts: Sequence[Batch]) -> list[InputFinding]:
     found = []
     for name in parts[0].tensors:
         rows = [
-            (index, np.asarray(values, dtype=np.float64).ravel())
+            (index, np.asarray(values, dtype=np.float64))
             for part in parts
             if part.weight > 0.0 and part.tensors[name].is_floating_point()
             for index, values in zip(part.indices, part.tensors[name].astype("float32").numpy(), strict=True)
@@ -146,12 +146,20 @@ def _odd_inputs(parts: Sequence[Batch]) -> list[InputFinding]:
         usual = float(np.median(known)) if known.size else 0.0
         for (index, values), size in zip(rows, sizes, strict=True):
             if not math.isfinite(size):
-                bad = int((~np.isfinite(values)).sum())
-                found.append(InputFinding(index, name, f"{bad} of {values.size} values are NaN or inf", math.inf))
+                bad = ~np.isfinite(values)
+                at = _element(values, bad)
+                what = f"{int(bad.sum())} of {values.size} values are NaN or inf, the first at {at}"
+                found.append(InputFinding(index, name, what, math.inf))
             elif usual > 0.0 and size > ODD_INPUT_RATIO * usual:
-                what = f"a value of magnitude {size:.4g}, where the others stay near {usual:.3g}"
+                at = _element(values, np.abs(values) == size)
+                what = f"magnitude {size:.4g} at {at}, where the largest of other samples is near {usual:.3g}"
                 found.append(InputFinding(index, name, what, float(size)))
     return sorted(found, key=lambda finding: -finding.magnitude)
+
+
+def _element(values: FloatArray, where: npt.NDArray[np.bool_]) -> str:
+    """Place of the first element that is set, such as [5, 0]; for a sample of one number just that."""
+    return str(np.argwhere(where)[0].tolist()) if values.ndim else "its only value"
 
 
 def _alone(

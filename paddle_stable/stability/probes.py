@@ -139,17 +139,18 @@ class Probes:
         """Layers whose forward pass has begun and not ended, outermost first: where an exception came from."""
         return tuple(call.name for call in self._open)
 
-    def first_bad_forward(self) -> FirstBad | None:
+    def first_bad_forward(self, *, loss_is_finite: bool) -> FirstBad | None:
         """The first layer from which something non-finite came, or in whose own arithmetic it arose.
 
         A layer that gets a non-finite input although no layer has put one out was not its origin: it arose between the
-        layers, in the forward pass of the one around them.
+        layers, in the forward pass of the one around them. When the loss has come out finite, it did no harm there: it
+        is an attention mask with -inf, say.
         """
         from_batch = bool(self.calls) and not all(r.is_finite for r in self.calls[0].inputs)
         for call, what in self._events:
-            if what == "input" and call.parent is not None and not from_batch:
+            if what == "input" and call.parent is not None and not from_batch and not loss_is_finite:
                 around = call.parent
-                return _forward(around, f"an intermediate value, on its way into `{call.name}`", False)
+                return _forward(around, f"an intermediate value on the way into `{call.name}`", False)
             if what.startswith("output"):
                 return _forward(call, what, from_batch)
         return None
@@ -157,7 +158,7 @@ class Probes:
     def first_bad_backward(self) -> FirstBad | None:
         """The layer that got finite gradients from behind and made non-finite ones of them; None without any.
 
-        Only for a replay whose loss was finite.
+        Only for a replay whose forward pass was finite.
         """
         for call in sorted(self.calls, key=lambda call: -call.number):
             sound = all(r.is_finite for r in call.output_gradients)
@@ -178,17 +179,24 @@ class Probes:
             gradients = {name: p.grad for name, p in call.parameters().items()}
             call.parameter_gradients = {name: Range.of(g) for name, g in gradients.items() if g is not None}
 
-    def enter(self, name: str, layer: paddle.nn.Layer, inputs: Any) -> None:
-        """A layer begins."""
+    def enter(self, name: str, layer: paddle.nn.Layer, inputs: Any) -> Any:
+        """A layer begins.
+
+        Returns:
+            The inputs that it is to get: the same values, as tensors of its own where a gradient goes through them.
+            The gradient of a tensor that several layers share would be the sum of what they make of it.
+        """
         call = LayerCall(len(self.calls), name, layer, self._open[-1] if self._open else None)
         self.calls.append(call)
         self._open.append(call)
-        for tensor in _tensors(inputs):
+        own = _own(inputs)
+        for tensor in _tensors(own):
             call.inputs.append(Range.of(tensor))
             if not tensor.stop_gradient:
                 tensor.register_hook(self._on_input_gradient(call))
         if not all(r.is_finite for r in call.inputs):
             self._events.append((call, "input"))
+        return own
 
     def leave(self, outputs: Any) -> None:
         """The newest layer ends."""
@@ -201,7 +209,8 @@ class Probes:
                 tensor.register_hook(lambda gradient, call=call: call.output_gradients.append(Range.of(gradient)))
         spoilt = next((number for number, r in enumerate(call.outputs) if not r.is_finite), None)
         if spoilt is not None:
-            self._events.append((call, "output" if len(call.outputs) == 1 else f"output {spoilt}"))
+            count = len(call.outputs)
+            self._events.append((call, "output" if count == 1 else f"output {spoilt + 1} of {count}"))
 
     def _on_input_gradient(self, call: LayerCall) -> Any:
         def note(gradient: paddle.Tensor) -> None:
@@ -218,7 +227,7 @@ def probed(model: paddle.nn.Layer) -> Iterator[Probes]:
     probes, hooks = Probes(), []
 
     def on_entry(name: str) -> Any:
-        return lambda layer, inputs, named: probes.enter(name, layer, [inputs, named])
+        return lambda layer, inputs, named: probes.enter(name, layer, (inputs, named))
 
     def on_exit(layer: paddle.nn.Layer, inputs: Any, outputs: Any) -> None:
         probes.leave(outputs)
@@ -239,7 +248,10 @@ def followed(model: paddle.nn.Layer) -> Iterator[Probes]:
     probes, hooks = Probes(), []
 
     def on_entry(name: str) -> Any:
-        return lambda layer, inputs: probes.enter(name, layer, ())
+        def note(layer: paddle.nn.Layer, inputs: Any) -> None:
+            probes.enter(name, layer, ())
+
+        return note
 
     def on_exit(layer: paddle.nn.Layer, inputs: Any, outputs: Any) -> None:
         probes.leave(())
@@ -261,7 +273,6 @@ def is_recurrent(layer: paddle.nn.Layer) -> bool:
 
 def _forward(call: LayerCall, tensor: str, from_batch: bool) -> FirstBad:
     parameters = {name: Range.of(p) for name, p in call.parameters().items()}
-    tensor = f"its {tensor}" if tensor.startswith("output") else tensor
     return FirstBad(
         call.name, call.kind, "forward", tensor, tuple(call.inputs), tuple(call.outputs), parameters, from_batch
     )
@@ -278,6 +289,18 @@ def _tensors(value: Any) -> Iterator[paddle.Tensor]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _tensors(item)
+
+
+def _own(value: Any) -> Any:
+    """The same arguments with a copy of every tensor that a gradient goes through."""
+    if isinstance(value, paddle.Tensor):
+        through = value.is_floating_point() and not value.stop_gradient
+        return paddle.assign(value) if through else value
+    if type(value) is dict:
+        return {name: _own(item) for name, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_own(item) for item in value)
+    return value
 
 
 def _growth(sequence: paddle.Tensor, *, towards_end: bool) -> float:
