@@ -369,9 +369,9 @@ def _held_out_ernie(cell: Callable[..., Cell]) -> Iterator[Cell]:
     yield cell("inf in a norm", "ernie", rate, norm, weights=spoil(f"{norm}.weight", np.inf))
     yield cell("nan in a value", "ernie", rate, value, weights=spoil(f"{value}.bias", np.nan))
     yield cell(
-        "inf in the pooler", "ernie", rate, "ernie.pooler.dense", weights=spoil("ernie.pooler.dense.bias", np.inf)
+        "nan in the pooler", "ernie", rate, "ernie.pooler.dense", weights=spoil("ernie.pooler.dense.bias", np.nan)
     )
-    yield cell("huge in the second linear", "ernie", rate, out, weights=spoil(f"{out}.weight", 3e38, part=1.0))
+    yield cell("inf in the second linear", "ernie", rate, out, weights=spoil(f"{out}.bias", -np.inf, part=0.5))
     yield cell("inf in the classifier", "ernie", rate, "classifier", weights=spoil("classifier.weight", -np.inf))
     yield cell("all weights x 50, finite", "ernie", rate, None, weights=enlarge(50.0), reason=spike)
     yield cell("optim.lr 3, finite", "ernie", rate, None, overrides={"optim.lr": 3.0}, reason=spike)

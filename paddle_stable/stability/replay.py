@@ -173,7 +173,7 @@ class Replay:
         finally:
             self.statistics.put_back()
             for parameter in self.model.parameters():
-                parameter.clear_gradient(set_to_zero=False)
+                parameter.clear_gradient(False)  # by keyword Paddle takes no notice of it
 
     def _norms(self, scale: float) -> dict[str, float]:
         """In float64 on the host, where the square of no float32 overflows."""
