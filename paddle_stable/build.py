@@ -27,6 +27,7 @@ from paddle_stable.stability.forensics import Forensics
 from paddle_stable.stability.gradients import Gradients
 from paddle_stable.stability.guard import StepGuard
 from paddle_stable.stability.monitor import Monitor
+from paddle_stable.stability.recovery import Recovery
 from paddle_stable.stability.replay import Replay
 from paddle_stable.stability.running_statistics import RunningStatistics
 from paddle_stable.stability.spikes import SpikeWatch
@@ -121,6 +122,7 @@ def build_trainer(prepared: Prepared, world: World, *, folder: Path) -> Trainer:
         ),
         faults=Faults(recipe.faults, world.rank),
         monitor=Monitor(recipe.stability.window),
+        recovery=Recovery(recipe.stability.recovery),
         forensics=Forensics(
             recipe.forensics,
             replay,

@@ -14,7 +14,7 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeVar, final
@@ -31,10 +31,11 @@ Array = npt.NDArray[Any]
 FORMAT_VERSION = 1
 MODEL = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
+SNAPSHOT = "snapshot.safetensors"
 STATE = "state.json"
 MANIFEST = "manifest.json"
 
-_OWN_FILES = (MODEL, OPTIMIZER, STATE, MANIFEST)
+_OWN_FILES = (MODEL, OPTIMIZER, STATE, MANIFEST, SNAPSHOT)
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _TYPES = (
     *map(np.dtype, ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")),
@@ -79,6 +80,8 @@ class CheckpointParts:
     """Everything else: dicts with string keys, lists, strings, numbers (NaN and inf too), booleans and None."""
     assets: Mapping[str, str]
     """Text files by name: vocabulary, labels, the recipe."""
+    snapshot: Mapping[str, Array] = field(default_factory=dict)
+    """The last good state that a rollback would go back to; see `stability.recovery.Snapshot.arrays`."""
 
 
 @final
@@ -135,6 +138,7 @@ def write_folder(
     jobs: list[tuple[str, Mapping[str, Array] | bytes]] = [
         (OPTIMIZER, parts.optimizer),
         (MODEL, parts.model),
+        *([(SNAPSHOT, parts.snapshot)] if parts.snapshot else []),
         *texts.items(),
     ]
     records = in_parallel(lambda job: _write_file(folder / job[0], job[1]), jobs)
@@ -226,7 +230,8 @@ def read_folder(folder: Path, *, verify: bool) -> tuple[CheckpointParts | None, 
         return None, problems + missing
     content = {name: result.content for name, result in results.items()}
     model, optimizer, state = (content.pop(name) for name in (MODEL, OPTIMIZER, STATE))
-    return CheckpointParts(model=model, optimizer=optimizer, state=state, assets=content), []
+    snapshot = content.pop(SNAPSHOT, {})
+    return CheckpointParts(model=model, optimizer=optimizer, state=state, assets=content, snapshot=snapshot), []
 
 
 def non_finite_names(arrays: Mapping[str, Array]) -> list[str]:

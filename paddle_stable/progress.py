@@ -35,6 +35,10 @@ class Progress:
             unusable_in_a_row=self.unusable_in_a_row + 1 if unusable else self.unusable_in_a_row,
         )
 
+    def rolled_back(self, applied: int) -> Progress:
+        """The counters after going back to the parameters that `applied` updates had led to."""
+        return replace(self, applied=applied, undone=self.undone + self.applied - applied, unusable_in_a_row=0)
+
     def state(self) -> dict[str, int]:
         """For a checkpoint."""
         return asdict(self)

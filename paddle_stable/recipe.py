@@ -231,17 +231,38 @@ class SpikeConfig(Section):
         return self
 
 
+class RecoveryConfig(Section):
+    """Going back to the last good state when the run diverges."""
+
+    max_rollbacks: NonNegativeInt = 3
+    """Rollbacks before the run ends with exit code 3; 0: none, and no snapshots are taken."""
+    snapshot_every: PositiveInt = 50
+    """Applied steps between two copies of the good state in host memory (three times the weights)."""
+    healthy_steps: PositiveInt = 10
+    """Only after that many steps in a row that were neither non-finite nor a spike is a state good."""
+    loss_factor: float = Field(default=4.0, gt=1.0)
+    """The run has diverged when the smoothed loss is above its own best by this factor …"""
+    loss_steps: PositiveInt = 50
+    """… for that many applied steps in a row."""
+    lr_backoff: float = Field(default=0.5, gt=0.0, le=1.0)
+    """Factor on the learning rate after every rollback."""
+    rewarm_steps: NonNegativeInt = 20
+    """Applied steps over which the learning rate is warmed up again after a rollback."""
+
+
 class StabilityConfig(Section):
     """What happens when a step is not usable."""
 
     guard: bool = True
     """false: apply every update whatever it holds. For experiments that show what the guard is for."""
     max_consecutive_skips: PositiveInt = 20
-    """Stop with exit code 3 after that many skipped steps in a row (overflows above the floor not counted)."""
+    """The run has diverged after that many skipped steps in a row (overflows above the floor not counted)."""
     window: PositiveInt = 100
     """Steps over which windowed rates and norm quantiles are taken."""
     spike: SpikeConfig = SpikeConfig()
     """What to do about sudden jumps."""
+    recovery: RecoveryConfig = RecoveryConfig()
+    """What to do when the run has diverged."""
 
 
 class ForensicsConfig(Section):
@@ -263,12 +284,28 @@ class FaultConfig(Section):
 
     step: PositiveInt
     """Attempted step, counted from 1, at which it happens."""
-    kind: Literal["nan_loss", "inf_grad", "withhold"]
-    """nan_loss: the loss becomes NaN; inf_grad: one gradient element becomes inf; withhold: the step is not done."""
+    kind: Literal[
+        "nan_loss",
+        "inf_grad",
+        "nan_grad",
+        "huge_grad",
+        "loss_spike",
+        "nan_parameter",
+        "nan_input",
+        "grow_weights",
+        "raise",
+        "withhold",
+    ]
+    """nan_loss, loss_spike: the loss becomes NaN, or a thousand times larger. inf_grad, nan_grad, huge_grad: one gradient
+    element becomes inf, NaN, or 1e30 larger. nan_parameter: one element of a parameter becomes NaN, for good.
+    nan_input: one sample's numbers become NaN. grow_weights: all weights grow by a tenth. raise: the forward pass
+    raises. withhold: the step is not done."""
+    steps: PositiveInt = 1
+    """It happens in that many steps in a row."""
     rank: NonNegativeInt = 0
-    """The process in which it happens; `withhold` is always on all."""
+    """The process in which it happens; `withhold`, `nan_parameter` and `grow_weights` happen in all."""
     parameter: str = "*"
-    """inf_grad: pattern of the parameter's name; the first match is hit."""
+    """Pattern of the parameter's name for gradients and parameters; the first match is hit."""
 
 
 class Recipe(Section):

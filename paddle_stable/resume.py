@@ -82,6 +82,7 @@ def restore(trainer: Trainer, path: Path) -> None:
     trainer.progress = Progress.from_state(state["progress"])
     trainer.best = Best.from_state(state["best"])
     trainer.monitor = Monitor.from_state(trainer.recipe.stability.window, state["monitor"])
+    trainer.recovery.load_state(state["recovery"], parts.snapshot)
     trainer.dev_metrics = state["dev_metrics"]
     trainer.loader.skip_to(Position.from_state(state["position"]))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, final
 
 import paddle
@@ -22,11 +22,12 @@ from paddle_stable.stability.amp import Precision
 from paddle_stable.stability.faults import Faults
 from paddle_stable.stability.forensics import Forensics, Incident
 from paddle_stable.stability.guard import StepGuard
-from paddle_stable.stability.monitor import Monitor
+from paddle_stable.stability.monitor import Monitor, Totals
+from paddle_stable.stability.recovery import Recovery, Snapshot
 from paddle_stable.stability.step_report import StepReport, Verdict
 from paddle_stable.stop_signal import StopSignal
 from paddle_stable.task import Task
-from paddle_stable.training_state import model_arrays, optimizer_arrays
+from paddle_stable.training_state import load_model_arrays, load_optimizer_arrays, model_arrays, optimizer_arrays
 from paddle_stable.writers import NoRecord, Writers
 
 
@@ -62,6 +63,7 @@ class Trainer:
     loader: Loader
     faults: Faults
     monitor: Monitor
+    recovery: Recovery
     forensics: Forensics
     store: CheckpointStore
     best: Best
@@ -87,10 +89,11 @@ class Trainer:
         """
         run = self.recipe.run
         windows = self.loader.steps()
+        self._keep_good_state()
         while self.progress.step < self.schedule.total and not self.out_of_patience():
             report = self.train_step(windows, stop_vote=stop.received is not None)
             self._record(report)
-            self._end_when_diverged()
+            self._go_back_when_diverged()
             evaluated = self._due(run.eval_every)
             improved = self._evaluate_dev() if evaluated else False
             if improved or (evaluated if run.save_every is None else self._due(run.save_every)):
@@ -106,7 +109,8 @@ class Trainer:
         window = next(windows)
         waited = time.perf_counter() - started
         step = self.progress.step + 1
-        lr = self.schedule.lr(self.progress.applied)  # a skipped step must not use up learning rate
+        applied = self.progress.applied  # a skipped step must not use up learning rate
+        lr = self.schedule.lr(applied) * self.recovery.lr_factor(applied)
         self.optimizer.set_lr(lr)
         seed_step(self.recipe.run.seed, self.world.rank, step)
         if self.faults.withholds(step):
@@ -120,6 +124,7 @@ class Trainer:
 
     def _attempt(self, step: int, parts: Sequence[Batch], *, stop_vote: bool) -> Verdict:
         """Forward and backward over this process's micro-batches, then the guard's decision."""
+        self.faults.spoil_parameters(step, self.model)
         self.guard.begin()
         losses = []
         for batch in parts:
@@ -127,7 +132,7 @@ class Trainer:
                 # Gradients are added up over the processes once, with the last micro-batch.
                 with self.world.sync_gradients(self.network, enabled=batch is parts[-1]):
                     with self.precision.autocast():
-                        loss = self.task.loss(self.network, batch)
+                        loss = self.task.loss(self.network, self.faults.spoil_batch(step, batch))
                     loss = self.faults.spoil_loss(step, loss) * batch.weight
                     self.precision.backward(loss * self.world.gradient_scale)
             except Exception as error:
@@ -176,6 +181,7 @@ class Trainer:
             "amp": self.precision.state(),
             "clip": self.guard.clip.state(),
             "spikes": self.guard.spikes.state(),
+            "recovery": self.recovery.state(),
             "monitor": self.monitor.state(),
             "dev_metrics": dict(self.dev_metrics),
             "plan": self.loader.plan_facts(),
@@ -187,23 +193,66 @@ class Trainer:
             optimizer=optimizer_arrays(self.optimizer, self.model),
             state=self.state(),
             assets={**self.task.assets(), "recipe.yaml": self.recipe_text},
+            snapshot=self.recovery.snapshot.arrays() if self.recovery.snapshot is not None else {},
         )
 
     def _record(self, report: StepReport) -> None:
         self.monitor.update(report)
+        self.recovery.observe(report)
         log = report.step % self.recipe.run.log_every == 0 or report.step == self.schedule.total
         self.writers.step(report, self.monitor.scalars() if log else None)
         if self.incident is not None:
             self.writers.note(self.incident.headline)
             self.writers.text(self.incident.tag, self.incident.text, report.step)
 
-    def _end_when_diverged(self) -> None:
+    def _go_back_when_diverged(self) -> None:
+        """Roll back when the run has diverged, or keep its state when that is due and good."""
         limit = self.recipe.stability.max_consecutive_skips
-        if self.progress.unusable_in_a_row >= limit:
+        why = self.recovery.divergence(self.progress.unusable_in_a_row, limit)
+        if why is None:
+            self._keep_good_state()
+            return
+        snapshot = self.recovery.snapshot
+        if snapshot is None or not self.recovery.is_possible:
             raise Diverged(
-                f"{limit} steps in a row could not be used (stability.max_consecutive_skips), the last at step "
-                f"{self.progress.step}. {self.monitor.explain_skips()}"
+                f"{why} at step {self.progress.step}, after {self.recovery.rollbacks} rollbacks. "
+                f"{self.monitor.explain_skips()}"
             )
+        undone = self._roll_back(snapshot)
+        self.writers.note(
+            f"step {self.progress.step}: rolled back, {why}. {undone} applied steps are undone; going on past the data "
+            f"that did it, at {self.recovery.lr_factor(10**9):g} of the scheduled learning rate"
+        )
+
+    def _keep_good_state(self) -> None:
+        if not self.recovery.wants_snapshot(self.progress.applied):
+            return
+        state = {
+            "applied": self.progress.applied,
+            "amp": self.precision.state(),
+            "clip": self.guard.clip.state(),
+            "spikes": self.guard.spikes.state(),
+            "evaluations_since": self.best.evaluations_since,
+            "totals": asdict(self.monitor.totals),
+        }
+        kept = Snapshot(model_arrays(self.model), optimizer_arrays(self.optimizer, self.model), state)
+        self.recovery.keep(kept, self.progress.applied)
+
+    def _roll_back(self, snapshot: Snapshot) -> int:
+        """Put the good state back; steps, loader and records go on. Returns the number of undone steps."""
+        state = snapshot.state
+        load_model_arrays(self.model, snapshot.model)
+        load_optimizer_arrays(self.optimizer, self.model, snapshot.optimizer)
+        self.precision.load_state(state["amp"])
+        self.guard.clip.load_state(state["clip"])
+        self.guard.spikes.load_state(state["spikes"])
+        # A better checkpoint that was saved in between stays the best: it is on disk, verified and finite.
+        self.best = replace(self.best, evaluations_since=state["evaluations_since"])
+        self.monitor.rolled_back(Totals(**state["totals"]))
+        undone = self.progress.applied - state["applied"]
+        self.progress = self.progress.rolled_back(state["applied"])
+        self.recovery.rolled_back(self.progress.applied)
+        return int(undone)
 
     def _due(self, every: int | None) -> bool:
         """Every so many steps, or at the end of an epoch; always after the last step."""

@@ -8,35 +8,95 @@ from typing import final
 
 import paddle
 
+from paddle_stable.data.dataset import Batch
 from paddle_stable.recipe import FaultConfig
+
+_SPOILED_GRADIENT = {"inf_grad": math.inf, "nan_grad": math.nan, "huge_grad": 1e30}
+_SPOILED_LOSS = {"nan_loss": math.nan, "loss_spike": 1000.0}
+_ON_ALL_RANKS = ("withhold", "nan_parameter", "grow_weights")
+"""Faults that would otherwise make the processes' parameters differ, or let them wait for each other."""
+
+
+class InjectedError(Exception):
+    """What the forward pass raises for `kind: raise`."""
 
 
 @final
 class Faults:
-    """The recipe's `faults:`, asked at three places of the training step. Without faults every answer is "nothing"."""
+    """The recipe's `faults:`, asked at the places of the training step where they happen.
+
+    Without faults every answer is "nothing".
+    """
 
     def __init__(self, faults: tuple[FaultConfig, ...], rank: int) -> None:
-        self._faults = faults
-        self._rank = rank
+        self._faults = tuple(f for f in faults if f.rank == rank or f.kind in _ON_ALL_RANKS)
 
     def withholds(self, step: int) -> bool:
-        """Whether the step is to be left out, on all processes alike."""
-        return any(f.step == step and f.kind == "withhold" for f in self._faults)
+        """Whether the step is to be left out."""
+        return bool(self._now(step, "withhold"))
+
+    def spoil_parameters(self, step: int, model: paddle.nn.Layer) -> None:
+        """Before the step: put a NaN into a parameter, or let all weights grow."""
+        for fault in self._now(step, "nan_parameter"):
+            parameter = _first(model, fault.parameter)
+            _add_to_first_element(parameter, math.nan)
+        for _ in self._now(step, "grow_weights"):
+            with paddle.no_grad():
+                for parameter in model.parameters():
+                    if not parameter.stop_gradient:
+                        parameter.scale_(1.1)
+
+    def spoil_batch(self, step: int, batch: Batch) -> Batch:
+        """The batch, or one whose first sample holds NaN wherever it holds numbers that can be NaN."""
+        if not self._now(step, "nan_input"):
+            return batch
+        return Batch(
+            {name: _with_nan_in_first_sample(tensor) for name, tensor in batch.tensors.items()},
+            batch.indices,
+            batch.weight,
+        )
 
     def spoil_loss(self, step: int, loss: paddle.Tensor) -> paddle.Tensor:
-        """The loss, or NaN in its place."""
-        return loss * math.nan if self._here(step, "nan_loss") else loss
+        """The loss, or NaN or a thousand times as much in its place; or an exception."""
+        if self._now(step, "raise"):
+            raise InjectedError(f"the recipe's faults ask for it in step {step}")
+        for kind, factor in _SPOILED_LOSS.items():
+            if self._now(step, kind):
+                loss = loss * factor
+        return loss
 
     def spoil_gradients(self, step: int, model: paddle.nn.Layer) -> None:
-        """Put one inf into the gradient of the first trainable parameter that the fault's pattern matches."""
-        for fault in self._here(step, "inf_grad"):
-            for name, parameter in model.named_parameters():
-                if parameter.grad is not None and fnmatchcase(name, fault.parameter):
-                    spike = paddle.zeros_like(parameter.grad).flatten()
-                    spike[0] = math.inf
-                    with paddle.no_grad():
-                        parameter.grad.add_(spike.reshape(parameter.grad.shape))
-                    break
+        """Spoil one element of the gradient of the first trainable parameter that the fault's pattern matches."""
+        for kind, value in _SPOILED_GRADIENT.items():
+            for fault in self._now(step, kind):
+                _add_to_first_element(_first(model, fault.parameter).grad, value)
 
-    def _here(self, step: int, kind: str) -> list[FaultConfig]:
-        return [f for f in self._faults if f.step == step and f.kind == kind and f.rank == self._rank]
+    def _now(self, step: int, kind: str) -> list[FaultConfig]:
+        return [f for f in self._faults if f.kind == kind and f.step <= step < f.step + f.steps]
+
+
+def _first(model: paddle.nn.Layer, pattern: str) -> paddle.Tensor:
+    """The first trainable parameter whose name matches.
+
+    Raises:
+        ValueError: when there is none: a fault that does not happen must not pass for one that was survived.
+    """
+    for name, parameter in model.named_parameters():
+        if not parameter.stop_gradient and fnmatchcase(name, pattern):
+            return parameter
+    raise ValueError(f"faults: no trainable parameter matches {pattern!r}")
+
+
+def _add_to_first_element(tensor: paddle.Tensor, value: float) -> None:
+    addend = paddle.zeros_like(tensor).flatten()
+    addend[0] = value
+    with paddle.no_grad():
+        tensor.add_(addend.reshape(tensor.shape))
+
+
+def _with_nan_in_first_sample(tensor: paddle.Tensor) -> paddle.Tensor:
+    if not tensor.is_floating_point():
+        return tensor
+    spoiled = tensor.clone()
+    spoiled[0] = math.nan
+    return spoiled

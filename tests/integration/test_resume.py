@@ -10,6 +10,7 @@ from typing import Any
 import paddle
 import pytest
 
+from paddle_stable.data.dataset import Batch
 from paddle_stable.data.loader import Position
 from paddle_stable.errors import InputError
 from paddle_stable.stability.faults import Faults
@@ -41,6 +42,12 @@ class StopsAt:
             os.kill(os.getpid(), signal.SIGTERM)
         return self._faults.withholds(step)
 
+    def spoil_parameters(self, step: int, model: paddle.nn.Layer) -> None:
+        self._faults.spoil_parameters(step, model)
+
+    def spoil_batch(self, step: int, batch: Batch) -> Batch:
+        return self._faults.spoil_batch(step, batch)
+
     def spoil_loss(self, step: int, loss: paddle.Tensor) -> paddle.Tensor:
         return self._faults.spoil_loss(step, loss)
 
@@ -57,9 +64,11 @@ def stop_at(trainer: Trainer, step: int) -> None:
 
 
 def finish(trainer: Trainer) -> None:
-    with StopSignal() as stop:
-        trainer.fit(stop)
-    trainer.writers.close()
+    try:
+        with StopSignal() as stop:
+            trainer.fit(stop)
+    finally:
+        trainer.writers.close()
 
 
 @pytest.mark.parametrize("stops", [(1,), (4,), (6,), (2, 4, 6, 8, 10)], ids=str)

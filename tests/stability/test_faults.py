@@ -6,8 +6,9 @@ import numpy as np
 import paddle
 import pytest
 
+from paddle_stable.data.dataset import Batch
 from paddle_stable.recipe import FaultConfig
-from paddle_stable.stability.faults import Faults
+from paddle_stable.stability.faults import Faults, InjectedError
 
 
 def network_with_gradients() -> paddle.nn.Layer:
@@ -44,5 +45,67 @@ def test_without_faults_nothing_is_touched() -> None:
     loss = paddle.to_tensor(1.0)
     assert faults.spoil_loss(1, loss) is loss
     faults.spoil_gradients(1, model)
+    faults.spoil_parameters(1, model)
+    batch = Batch({"x": paddle.ones([2, 2])}, (0, 1))
+    assert faults.spoil_batch(1, batch) is batch
     assert not faults.withholds(1)
     assert all((p.grad.numpy() == b).all() for p, b in zip(model.parameters(), before, strict=True))
+
+
+def faults_of(kind: str, **values: object) -> Faults:
+    return Faults((FaultConfig(step=1, kind=kind, **values),), rank=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "bad"), [("nan_grad", math.isnan), ("inf_grad", math.isinf), ("huge_grad", lambda value: value > 9e29)]
+)
+def test_one_gradient_element_is_spoiled(kind: str, bad: object) -> None:
+    model = network_with_gradients()
+    faults_of(kind).spoil_gradients(1, model)
+    gradient = model[0].weight.grad.numpy().ravel()
+    assert bad(gradient[0])  # type: ignore[operator]
+    assert np.isfinite(gradient[1:]).all()
+
+
+def test_a_parameter_keeps_its_nan() -> None:
+    model = network_with_gradients()
+    faults_of("nan_parameter", parameter="1.weight").spoil_parameters(1, model)
+    assert [int(np.isnan(p.numpy()).sum()) for p in model.parameters()] == [0, 0, 1, 0]
+
+
+def test_weights_grow_in_every_step_of_the_fault() -> None:
+    model = network_with_gradients()
+    before = model[0].weight.numpy().copy()
+    faults = faults_of("grow_weights", steps=3)
+    for step in range(5):
+        faults.spoil_parameters(step, model)
+    np.testing.assert_allclose(model[0].weight.numpy(), before * 1.1**3, rtol=1e-5)
+
+
+def test_only_the_first_sample_and_only_numbers_become_nan() -> None:
+    batch = Batch({"x": paddle.ones([3, 2]), "label": paddle.to_tensor([1, 2, 3])}, (0, 1, 2), 0.5)
+    spoiled = faults_of("nan_input").spoil_batch(1, batch)
+    assert np.isnan(spoiled["x"].numpy()).sum(axis=1).tolist() == [2, 0, 0]
+    assert spoiled["label"].tolist() == [1, 2, 3]
+    assert (spoiled.indices, spoiled.weight) == (batch.indices, batch.weight)
+    assert np.isfinite(batch["x"].numpy()).all()
+
+
+def test_the_loss_is_raised_or_the_forward_raises() -> None:
+    assert float(faults_of("loss_spike").spoil_loss(1, paddle.to_tensor(2.0))) == 2000.0
+    with pytest.raises(InjectedError, match="step 1"):
+        faults_of("raise").spoil_loss(1, paddle.to_tensor(2.0))
+
+
+def test_a_fault_that_would_hit_nothing_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no trainable parameter matches 'decoder"):
+        faults_of("nan_parameter", parameter="decoder.*").spoil_parameters(1, network_with_gradients())
+
+
+@pytest.mark.parametrize("kind", ["withhold", "nan_parameter", "grow_weights"])
+def test_what_would_make_processes_differ_happens_on_all(kind: str) -> None:
+    model = network_with_gradients()
+    before = model[0].weight.numpy().copy()
+    faults = Faults((FaultConfig(step=1, kind=kind, rank=1),), rank=0)
+    faults.spoil_parameters(1, model)
+    assert faults.withholds(1) or not np.array_equal(model[0].weight.numpy(), before)

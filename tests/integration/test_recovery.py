@@ -1,0 +1,129 @@
+"""What guard, detector and recovery each do about every kind of fault, in whole runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paddle_stable.stability.faults import InjectedError
+from paddle_stable.stop_signal import StopSignal
+from paddle_stable.trainer import Diverged, StepFailed, Trainer
+
+from .conftest import curve, final_digest, open_trainer, sample_values
+from .test_resume import finish, stop_at
+
+RUN: dict[str, Any] = {
+    "run.steps": 60,
+    "run.log_every": 1,
+    "run.eval_every": 30,
+    "stability.max_consecutive_skips": 4,
+    "stability.recovery.snapshot_every": 5,
+    "stability.recovery.healthy_steps": 2,
+    "stability.recovery.rewarm_steps": 3,
+    "stability.spike.warmup_steps": 8,
+    "forensics.enabled": False,
+}
+
+
+def trained(folder: Path, faults: list[dict[str, Any]], **values: Any) -> Trainer:
+    trainer = open_trainer(folder, {**sample_values(folder), **RUN, **values, "faults": faults})
+    finish(trainer)
+    return trainer
+
+
+def assert_usable(trainer: Trainer) -> None:
+    """All steps attempted, the counters add up, nothing is non-finite, and something was learned."""
+    progress, totals = trainer.progress, trainer.monitor.totals
+    assert progress.step == RUN["run.steps"]
+    assert progress.applied + progress.skipped + progress.undone == progress.step
+    assert (totals.applied, totals.skipped, totals.undone) == (progress.applied, progress.skipped, progress.undone)
+    assert all(np.isfinite(p.numpy()).all() for p in trainer.model.parameters())
+    assert trainer.splits.naive is not None
+    assert trainer.dev_metrics["mse"] < trainer.splits.naive.value
+
+
+@pytest.mark.parametrize("kind", ["nan_loss", "nan_grad", "inf_grad", "nan_input"])
+def test_one_non_finite_step_is_skipped(kind: str, tmp_path: Path) -> None:
+    trainer = trained(tmp_path, [{"step": 20, "kind": kind}])
+    assert trainer.monitor.totals.skips["nonfinite"] == 1
+    assert trainer.recovery.rollbacks == 0
+    assert_usable(trainer)
+
+
+@pytest.mark.parametrize("kind", ["huge_grad", "loss_spike"])
+@pytest.mark.parametrize("action", ["clip", "skip"])
+def test_a_finite_spike_is_clipped_or_skipped(kind: str, action: str, tmp_path: Path) -> None:
+    values = {"stability.spike.action": action, "stability.spike.rebaseline_after": 3}
+    trainer = trained(tmp_path, [{"step": 20, "kind": kind}], **values)
+    assert trainer.monitor.totals.skips["spike"] == (1 if action == "skip" else 0)
+    assert trainer.monitor.totals.skips["nonfinite"] == 0
+    assert trainer.recovery.rollbacks == 0
+    assert_usable(trainer)
+
+
+def test_a_parameter_that_is_not_finite_leads_back_to_the_last_good_state(tmp_path: Path) -> None:
+    trainer = trained(tmp_path, [{"step": 20, "kind": "nan_parameter"}])
+    assert trainer.monitor.totals.skips["nonfinite"] == 4
+    assert trainer.recovery.rollbacks == 1
+    assert trainer.progress.undone > 0
+    assert_usable(trainer)
+    rates = {step: value for tag, step, value in curve(tmp_path / "run") if tag == "train/lr"}
+    assert rates[30] == pytest.approx(rates[19] / 2, rel=0.4)
+    assert rates[24] < rates[27]
+
+
+def test_weights_that_blow_up_lead_back_to_the_last_good_state(tmp_path: Path) -> None:
+    values = {"stability.recovery.loss_steps": 3, "stability.recovery.loss_factor": 3.0}
+    trainer = trained(tmp_path, [{"step": 25, "kind": "grow_weights", "steps": 14}], **values)
+    assert trainer.recovery.rollbacks >= 1
+    assert_usable(trainer)
+
+
+def test_faults_without_end_stop_the_run_with_an_explanation(tmp_path: Path) -> None:
+    faults = [{"step": 20, "kind": "nan_loss", "steps": 100}]
+    with pytest.raises(Diverged, match=r"4 steps in a row .* after 3 rollbacks"):
+        trained(tmp_path, faults)
+
+
+def test_an_exception_in_the_forward_pass_names_its_samples(tmp_path: Path) -> None:
+    with pytest.raises(StepFailed, match=r"series\.csv:\d+") as failed:
+        trained(tmp_path, [{"step": 20, "kind": "raise"}])
+    assert isinstance(failed.value.__cause__, InjectedError)
+
+
+def test_half_precision_overflow_lowers_the_scale_and_learns_on(tmp_path: Path) -> None:
+    amp = {"amp.dtype": "float16", "amp.emulate": True, "amp.init_scale": 1024.0}
+    trainer = trained(tmp_path, [{"step": 20, "kind": "loss_spike"}], **amp)
+    assert trainer.monitor.totals.skips["nonfinite"] == 0
+    assert_usable(trainer)
+
+
+@pytest.mark.parametrize("stop", [21, 23, 26], ids=["in the bad steps", "before the rollback", "after it"])
+def test_a_run_killed_around_a_rollback_resumes_exactly(stop: int, tmp_path: Path) -> None:
+    data = sample_values(tmp_path)
+    values = {**data, **RUN, "run.steps": 40, "faults": [{"step": 20, "kind": "nan_grad", "steps": 4}]}
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    finish(open_trainer(whole, values))
+    stop_at(open_trainer(broken, values), stop)
+    resumed = open_trainer(broken, values, resume="auto")
+    finish(resumed)
+    assert resumed.recovery.rollbacks == 1
+    assert final_digest(broken / "run") == final_digest(whole / "run")
+    assert curve(broken / "run") == curve(whole / "run")
+
+
+def test_a_rollback_goes_on_past_the_data_and_says_so(tmp_path: Path) -> None:
+    trainer = trained(tmp_path, [{"step": 20, "kind": "nan_grad", "steps": 4}])
+    log = (tmp_path / "run" / "run.log").read_text(encoding="utf8")
+    assert "step 23: rolled back, 4 steps in a row could not be used" in log
+    assert trainer.loader.position.epoch == 60 // trainer.loader.steps_per_epoch
+    records = (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf8")
+    steps = [json.loads(line)["step"] for line in records.splitlines()]
+    assert steps == sorted(steps)
+    with StopSignal() as stop:
+        trainer.fit(stop)  # it is at its end: nothing more happens
+    assert trainer.progress.step == 60
