@@ -53,7 +53,7 @@ def reproduce(folder: Path, *, trust: bool = False) -> Reproduction:
     the samples themselves come from the folder.
 
     Args:
-        folder: `<run>/incidents/step-000123`, or a `rank-1` folder in it.
+        folder: `<run>/incidents/step-000123`, or that of another process, `step-000123-rank-1`.
         trust: allow a task outside `paddle_stable.tasks`.
 
     Raises:

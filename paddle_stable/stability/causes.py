@@ -250,9 +250,10 @@ def _one_sample_dominates(evidence: Evidence) -> str:
         dominant = [float(sizes[i]) for i in order[:few] if sizes[i] >= DOMINANT_RATIO * typical]
         if dominant and sum(dominant) >= DOMINANT_SHARE * float(sizes.sum()):
             ratio = dominant[0] / typical if typical > 0 else math.inf
+            makes = "One sample makes" if len(dominant) == 1 else f"{len(dominant)} of {len(sizes)} samples make"
             return (
-                f"{len(dominant)} of {len(sizes)} samples make most of the step's {what}; the worst has {ratio:.3g} "
-                "times that of the median sample, although its numbers look ordinary: look at its label or target."
+                f"{makes} most of the step's {what}; the worst has {ratio:.3g} times that of the median sample, "
+                "although its inputs look ordinary: look at its label or target."
             )
     return ""
 

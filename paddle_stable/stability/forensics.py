@@ -15,7 +15,7 @@ import numpy as np
 
 from paddle_stable.data.dataset import Batch, Dataset
 from paddle_stable.recipe import ForensicsConfig
-from paddle_stable.stability.incident_files import IncidentFacts, incident_folder, write_incident
+from paddle_stable.stability.incident_files import IncidentFacts, incident_folder, steps_with_incident, write_incident
 from paddle_stable.stability.incident_report import as_json, as_markdown
 from paddle_stable.stability.investigation import investigate
 from paddle_stable.stability.monitor import Monitor
@@ -72,7 +72,7 @@ class Forensics:
         self._recipe_text = recipe_text
         self._world_size = world_size
         self._history: deque[StepReport] = deque(maxlen=_HISTORY)
-        self._written = 0
+        self._tried = 0
 
     def explain(self, report: StepReport, parts: Sequence[Batch], monitor: Monitor) -> Incident | None:
         """Take a step in; when it is an incident, compute it again at once, while its parameters are still there.
@@ -90,8 +90,11 @@ class Forensics:
         self._history.append(report)
         if report.verdict.skipped not in _EXPLAINED or not self._config.enabled:
             return None
-        if self._already_written(report.step) >= self._config.max_reports:
+        # Those on disk count, so that a resumed run goes on counting, and may write later ones anew.
+        earlier = sum(step < report.step for step in steps_with_incident(self._folder, self._replay.rank))
+        if max(earlier, self._tried) >= self._config.max_reports:
             return None
+        self._tried += 1
         tag = f"incident/step-{report.step:06d}"
         try:
             findings = investigate(self._replay, self._facts(report, parts, monitor), self._config.max_samples)
@@ -110,11 +113,6 @@ class Forensics:
         except _CAN_FAIL as error:
             return Incident(tag, f"step {report.step} could not be explained: {type(error).__name__}: {error}", "")
         return Incident(tag, f"{findings.headline()}; see {folder / 'report.md'}", text)
-
-    def _already_written(self, step: int) -> int:
-        """Reports on disk about earlier steps: so a resumed run goes on counting, and may write later ones anew."""
-        folders = (self._folder / "incidents").glob("step-*")
-        return sum(int(folder.name.removeprefix("step-")) < step for folder in folders)
 
     def _facts(self, report: StepReport, parts: Sequence[Batch], monitor: Monitor) -> IncidentFacts:
         usual = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -48,9 +49,19 @@ class IncidentFacts:
 
 
 def incident_folder(run: Path, step: int, rank: int) -> Path:
-    """Where an incident goes; other processes than rank 0 have a folder of their own inside."""
-    folder = run / "incidents" / f"step-{step:06d}"
-    return folder if rank == 0 else folder / f"rank-{rank}"
+    """Where an incident goes; other processes than rank 0 have folders of their own beside rank 0's."""
+    return run / "incidents" / f"step-{step:06d}{_suffix(rank)}"
+
+
+def steps_with_incident(run: Path, rank: int) -> list[int]:
+    """Steps about which this process has written, in order."""
+    names = [folder.name for folder in (run / "incidents").glob("step-*")]
+    found = [re.fullmatch(rf"step-(\d+){_suffix(rank)}", name) for name in names]
+    return sorted(int(match[1]) for match in found if match is not None)
+
+
+def _suffix(rank: int) -> str:
+    return f"-rank-{rank}" if rank else ""
 
 
 def write_incident(

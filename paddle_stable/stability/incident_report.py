@@ -140,12 +140,24 @@ def _head(findings: Findings) -> str:
             "",
             f"**What to do:** {diagnosis.advice}",
             "",
+            *_of_other_processes(findings),
             "Nothing that learns was changed by this step.",
             "",
             _table(("", ""), rows),
             "",
         ]
     )
+
+
+def _of_other_processes(findings: Findings) -> list[str]:
+    if findings.facts.world_size == 1 or findings.evidence.reproduced:
+        return []
+    step = findings.facts.report.step
+    said = (
+        f"This is about the samples of rank {findings.facts.rank} only. When the step was spoilt on another process, "
+        f"that one has a report of its own beside this one: `step-{step:06d}-rank-…`."
+    )
+    return [said, ""]
 
 
 def _of_this_process(facts: IncidentFacts) -> str:
@@ -201,6 +213,8 @@ def _samples(findings: Findings) -> str:
     odd: dict[int, InputFinding] = {finding.position: finding for finding in findings.evidence.odd_inputs}
     spoilt = sum(not sample.is_finite for sample in samples)
     said = f"{spoilt} of {len(samples)} are not finite on their own." if spoilt else "Each is finite on its own."
+    if spoilt == len(samples) > 1:
+        said = "None is finite on its own: this is not the work of single samples."
     left_out = (
         f" {findings.samples_left_out} more were not tried (`forensics.max_samples`)."
         if findings.samples_left_out
@@ -242,7 +256,7 @@ def _layers(facts: IncidentFacts) -> str:
         ratio = f"{norm / usual:,.3g} x" if usual and math.isfinite(norm) else ""
         rows.append((f"`{group}`", _number(norm), _number(usual) if usual is not None else "not known yet", ratio))
     heads = ("layer", "gradient norm", "usual (median)", "ratio")
-    return "\n".join([f"## The {len(rows)} largest gradients by layer", "", _table(heads, rows), ""])
+    return "\n".join(["## The largest gradients by layer", "", _table(heads, rows), ""])
 
 
 def _largest_norms(facts: IncidentFacts) -> list[tuple[str, float]]:
@@ -262,7 +276,8 @@ def _history(history: Sequence[StepReport]) -> str:
             what = f"clipped to {verdict.clip_scale:.3g} of it" if verdict.clipped else "applied"
         rows.append((f"{report.step}", _number(verdict.loss), _number(verdict.grad_norm), _number(report.lr), what))
     heads = ("step", "loss", "gradient norm", "learning rate", "what became of it")
-    return "\n".join([f"## The last {len(rows)} steps, newest first", "", _table(heads, rows), ""])
+    title = f"The last {len(rows)} steps, newest first" if len(rows) > 1 else "There was no step before"
+    return "\n".join([f"## {title}", "", _table(heads, rows), ""])
 
 
 def _way_to_reproduce(facts: IncidentFacts, folder: str, seconds: float) -> str:

@@ -13,7 +13,7 @@ import pytest
 
 from paddle_stable.errors import InputError
 from paddle_stable.stability import incident_files
-from paddle_stable.stability.incident_files import incident_folder, read_incident
+from paddle_stable.stability.incident_files import incident_folder, read_incident, steps_with_incident
 from paddle_stable.training_state import digest, model_arrays
 
 from .incident_sample import open_run, spoiled, take_steps
@@ -95,6 +95,11 @@ def test_an_interrupted_write_leaves_no_incident_and_the_run_goes_on(
     assert trainer.progress.applied == 1
 
 
-def test_other_ranks_have_folders_of_their_own() -> None:
-    assert incident_folder(Path("run"), 7, 0) == Path("run/incidents/step-000007")
-    assert incident_folder(Path("run"), 7, 3) == Path("run/incidents/step-000007/rank-3")
+def test_other_ranks_have_folders_of_their_own(tmp_path: Path) -> None:
+    assert incident_folder(tmp_path, 7, 0) == tmp_path / "incidents/step-000007"
+    assert incident_folder(tmp_path, 7, 3) == tmp_path / "incidents/step-000007-rank-3"
+    assert steps_with_incident(tmp_path, 0) == []
+    for step, rank in ((12, 0), (3, 0), (3, 1), (1_000_000, 1)):
+        incident_folder(tmp_path, step, rank).mkdir(parents=True)
+    assert steps_with_incident(tmp_path, 0) == [3, 12]
+    assert steps_with_incident(tmp_path, 1) == [3, 1_000_000]
