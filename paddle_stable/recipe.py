@@ -213,7 +213,7 @@ class SpikeConfig(Section):
     """clip: limit the norm of such a step to its usual level; skip: do not apply it; none: do not look."""
     watch: tuple[Literal["loss", "norm"], ...] = Field(default=("loss", "norm"), min_length=1)
     """What may flag a step."""
-    window: int = Field(default=128, ge=10)
+    window: int = Field(default=384, ge=10)
     """Newest usual values that the usual level is taken from."""
     warmup_steps: int = Field(default=30, ge=5)
     """Values that are seen before the first can be flagged."""

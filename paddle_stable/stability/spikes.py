@@ -2,6 +2,8 @@
 
 A value is a spike when its logarithm lies more than k robust standard deviations above the median of a window, and the
 value itself at least `ratio` times above it. Spikes are not admitted to the window; a level that stays is taken over.
+Norms of real runs scatter widely around their median and yet have a sharp upper end, so that the deviation is also
+taken from the upper end alone, and the lower of the two limits counts.
 """
 
 from __future__ import annotations
@@ -18,6 +20,12 @@ from paddle_stable.stability.new_level import NewLevel
 
 MAD_TO_DEVIATION = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation."""
+TAIL_FROM = 100
+"""Values that have been seen before the upper end of their distribution is looked at."""
+TAIL = (0.80, 0.97)
+"""The part of the distribution that its upper end is judged by."""
+TAIL_NORMAL = (0.8416, 1.8808)
+"""Where these quantiles lie in a normal distribution of deviation 1."""
 
 
 @final
@@ -73,8 +81,12 @@ class SpikeDetector:
         if not _usable(value) or len(self._sorted) < self._config.warmup_steps:
             return False
         middle = _median(self._sorted)
-        deviation = _median_deviation(self._sorted, middle)
-        return math.log(value) > middle + max(self._limit_factor * deviation, self._least_excess)
+        limit = middle + self._limit_factor * _median_deviation(self._sorted, middle)
+        if len(self._sorted) >= TAIL_FROM:
+            low, high = (_quantile(self._sorted, part) for part in TAIL)
+            deviation = (high - low) / (TAIL_NORMAL[1] - TAIL_NORMAL[0])
+            limit = min(limit, high + (self._config.k - TAIL_NORMAL[1]) * deviation)
+        return math.log(value) > max(limit, middle + self._least_excess)
 
     def _replace(self, logarithms: Iterable[float]) -> None:
         self._admitted.clear()
@@ -164,3 +176,11 @@ def _median_deviation(ordered: list[float], middle: float) -> float:
         else:
             high = start
     return max(middle - ordered[low], ordered[low + count - 1] - middle)
+
+
+def _quantile(ordered: list[float], part: float) -> float:
+    """Between neighbours by linear interpolation."""
+    place = part * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])

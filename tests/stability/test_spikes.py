@@ -173,3 +173,12 @@ def test_a_restored_watch_decides_the_same() -> None:
         value = 50.0 if step > 10 else 1.0
         assert restored.judge(loss=value, norm=value) == original.judge(loss=value, norm=value)
     assert restored.state() == original.state()
+
+
+def test_widely_scattered_values_with_a_sharp_upper_end_leave_no_room_for_spikes() -> None:
+    """As norms of real runs are: the deviation around the median alone would let three times the largest pass."""
+    values = np.random.default_rng(0).uniform(0.02, 1.0, size=400).tolist()
+    told = detector(values)
+    assert not any(flags(told, np.random.default_rng(1).uniform(0.02, 1.0, size=200)))
+    assert told.is_spike(3.0)
+    assert detector(values[:90]).is_spike(3.0) is False, "too early to know the upper end"
