@@ -296,10 +296,10 @@ class FaultConfig(Section):
         "raise",
         "withhold",
     ]
-    """nan_loss, loss_spike: the loss becomes NaN, or a thousand times larger. inf_grad, nan_grad, huge_grad: one gradient
-    element becomes inf, NaN, or 1e30 larger. nan_parameter: one element of a parameter becomes NaN, for good.
-    nan_input: one sample's numbers become NaN. grow_weights: all weights grow by a tenth. raise: the forward pass
-    raises. withhold: the step is not done."""
+    """nan_loss, loss_spike: the loss becomes NaN, or a thousand times larger. inf_grad, nan_grad, huge_grad: one
+    gradient element becomes inf, NaN, or 1e30 larger. nan_parameter: one element of a parameter becomes NaN, for good.
+    nan_input: the numbers of a micro-batch's first sample become NaN. grow_weights: all weights grow by a tenth. raise:
+    the forward pass raises. withhold: the step is not done."""
     steps: PositiveInt = 1
     """It happens in that many steps in a row."""
     rank: NonNegativeInt = 0

@@ -113,13 +113,14 @@ class Trainer:
         lr = self.schedule.lr(applied) * self.recovery.lr_factor(applied)
         self.optimizer.set_lr(lr)
         seed_step(self.recipe.run.seed, self.world.rank, step)
+        parts = tuple(self.faults.spoil_batch(step, batch) for batch in window.parts)
         if self.faults.withholds(step):
             verdict = self.guard.withhold()
         else:
-            verdict = self._attempt(step, window.parts, stop_vote=stop_vote)
+            verdict = self._attempt(step, parts, stop_vote=stop_vote)
         self.progress = self.progress.after(verdict)
         report = StepReport(step, epoch, verdict, lr, seconds=time.perf_counter() - started, data_seconds=waited)
-        self.incident = self.forensics.explain(report, window.parts, self.monitor)
+        self.incident = self.forensics.explain(report, parts, self.monitor)
         return report
 
     def _attempt(self, step: int, parts: Sequence[Batch], *, stop_vote: bool) -> Verdict:
@@ -132,7 +133,7 @@ class Trainer:
                 # Gradients are added up over the processes once, with the last micro-batch.
                 with self.world.sync_gradients(self.network, enabled=batch is parts[-1]):
                     with self.precision.autocast():
-                        loss = self.task.loss(self.network, self.faults.spoil_batch(step, batch))
+                        loss = self.task.loss(self.network, batch)
                     loss = self.faults.spoil_loss(step, loss) * batch.weight
                     self.precision.backward(loss * self.world.gradient_scale)
             except Exception as error:
