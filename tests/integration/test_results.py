@@ -1,0 +1,95 @@
+"""What a finished run leaves behind, and what its checkpoints score later."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paddle_stable.errors import ExitCode
+from paddle_stable.evaluation import evaluate
+from paddle_stable.results import conclude, final_advice
+from paddle_stable.run import TrainingRequest, run_training
+from paddle_stable.scoring import ScoringRequest, score
+
+from .conftest import RECIPE, open_trainer, sample_values
+from .test_resume import finish
+
+SHORT = {"run.steps": 25, "run.eval_every": 10, "forensics.enabled": False}
+
+
+def request(folder: Path, *arguments: str, resume: str | None = None) -> TrainingRequest:
+    values = {**sample_values(folder), **SHORT, "run.output_dir": str(folder / "run")}
+    overrides = tuple(f"{key}={json.dumps(value)}" for key, value in values.items())
+    return TrainingRequest(str(RECIPE), (*overrides, *arguments), smoke=True, resume=resume)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished")
+    assert run_training(request(folder)) is ExitCode.DONE
+    return folder
+
+
+def test_a_finished_run_has_results_an_exit_record_and_its_pictures(finished: Path) -> None:
+    run = finished / "run"
+    results = json.loads((run / "results.json").read_text(encoding="utf8"))
+    assert results["split"] == "test"
+    assert results["steps"]["attempted"] == 25
+    assert results["checkpoint"].startswith("step-")
+    assert {"mse", "skill", "last_value_mse", "constant_mse"} <= set(results["metrics"])
+    assert json.loads((run / "exit.json").read_text(encoding="utf8"))["code"] == 0
+    assert (run / "forecast_test.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_saved_checkpoint_scores_what_the_run_said(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert score(ScoringRequest(finished / "run")) is ExitCode.DONE
+    printed = json.loads(capsys.readouterr().out)
+    results = json.loads((finished / "run" / "results.json").read_text(encoding="utf8"))
+    assert printed["metrics"] == results["metrics"]
+    assert score(ScoringRequest(Path(printed["checkpoint"]), split="dev")) is ExitCode.DONE
+
+
+def test_scoring_what_is_not_there_is_an_error_with_the_way_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert score(ScoringRequest(tmp_path)) is ExitCode.INPUT
+    assert "no best checkpoint" in capsys.readouterr().err
+
+
+def test_resuming_a_finished_run_trains_nothing_and_says_the_same(finished: Path) -> None:
+    before = (finished / "run" / "results.json").read_text(encoding="utf8")
+    assert run_training(request(finished, resume="auto")) is ExitCode.DONE
+    assert (finished / "run" / "results.json").read_text(encoding="utf8") == before
+
+
+def test_mistakes_are_printed_and_end_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_training(request(tmp_path, "optim.lr=-1", "clip.max_norm=0")) is ExitCode.INPUT
+    printed = capsys.readouterr().err
+    assert "optim.lr" in printed
+    assert "clip.max_norm" in printed
+    assert not (tmp_path / "run").exists()
+
+
+def test_evaluation_leaves_the_model_in_training_and_does_not_depend_on_the_batch_size(tmp_path: Path) -> None:
+    trainer = open_trainer(tmp_path, {**sample_values(tmp_path), **SHORT})
+    dev, world = trainer.splits.dev, trainer.world
+    found = [
+        evaluate(trainer.task, trainer.model, trainer.precision, dev, batch_size=size, world=world).metrics
+        for size in (1, 7, 1000)
+    ]
+    assert trainer.model.training
+    for metrics in found[1:]:
+        assert metrics == pytest.approx(found[0], rel=1e-5)
+    trainer.writers.close()
+
+
+def test_advice_compares_with_the_answer_that_needs_no_model(tmp_path: Path) -> None:
+    trainer = open_trainer(tmp_path, {**sample_values(tmp_path), **SHORT, "optim.lr": 1e-9})
+    finish(trainer)
+    assert any("is not better than" in line for line in final_advice(trainer))
+    trainer.writers = type(trainer.writers).open(tmp_path / "again", 25, None)
+    (tmp_path / "again").mkdir(exist_ok=True)
+    assert conclude(trainer, tmp_path / "again")["steps"]["applied"] == 25
+    trainer.writers.close()
