@@ -13,7 +13,7 @@ from paddle_stable.recipe_words import Issue
 from paddle_stable.recipe_yaml import Entry, dotted, from_python, read_yaml
 from tests.recipe_sample import RECIPE, SampleConfig, SampleTask, replaced
 
-KINDS = "global_norm, norm, value, none"
+KINDS = "global_norm, norm, value, adaptive, layers, none"
 
 
 def entries(text: str) -> Entry:
