@@ -296,7 +296,16 @@ def _overlaps(splits: Mapping[str, TextFile]) -> list[tuple[str, str]]:
 class TextDataset(Dataset):
     """One split as integer arrays."""
 
-    def __init__(self, file: TextFile, labels: Sequence[str], tokens: TokenRows, *, pad_id: int) -> None:
+    def __init__(
+        self,
+        file: TextFile,
+        labels: Sequence[str],
+        tokens: TokenRows,
+        *,
+        pad_id: int,
+        mask_id: int = 0,
+        token_dropout: float = 0.0,
+    ) -> None:
         """Keep what training needs of the file.
 
         Args:
@@ -304,6 +313,9 @@ class TextDataset(Dataset):
             labels: label names in the order of their ids.
             tokens: ids of every row.
             pad_id: id that fills up short rows.
+            mask_id: id that stands in the place of dropped tokens.
+            token_dropout: part of the tokens that are dropped from a sample, anew in every epoch; not the first and
+                the last one.
         """
         ids = {label: index for index, label in enumerate(labels)}
         self.labels: npt.NDArray[np.int64] = np.array([ids[row.label] for row in file.rows], dtype=np.int64)
@@ -313,13 +325,18 @@ class TextDataset(Dataset):
         self._excerpts = tuple(_short(row.text) for row in file.rows)
         self._tokens = tokens
         self._pad_id = pad_id
+        self._mask_id = mask_id
+        self._token_dropout = token_dropout
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def sample(self, index: int, rng: np.random.Generator) -> Sample:
-        """`input_ids` [length] and `label` [], int64. Nothing in it is random."""
-        return {"input_ids": self._tokens[index].astype(np.int64), "label": self.labels[index]}
+        """`input_ids` [length] and `label` [], int64. Which tokens are dropped is drawn from `rng`."""
+        ids = self._tokens[index].astype(np.int64)
+        if self._token_dropout > 0.0:
+            ids[1:-1][rng.random(len(ids) - 2) < self._token_dropout] = self._mask_id
+        return {"input_ids": ids, "label": self.labels[index]}
 
     def origin(self, index: int) -> SampleOrigin:
         """File, line and the first characters."""

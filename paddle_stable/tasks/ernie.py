@@ -14,7 +14,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, ValidationInfo, field_va
 from paddle_stable.data.dataset import Array, Batch, Dataset, NaiveAnswer, Splits
 from paddle_stable.data.reviews import read_baseline
 from paddle_stable.data.text import TextDataset, TextFile, TextFiles, load_text_files
-from paddle_stable.data.vocabulary import PAD, UNK, TextTokenizer, Vocabulary
+from paddle_stable.data.vocabulary import MASK, PAD, UNK, TextTokenizer, Vocabulary
 from paddle_stable.errors import InputError, Problem, attempt
 from paddle_stable.models.ernie_weights import Pretrained, find_pretrained, load_weights
 from paddle_stable.recipe import DataConfig, ModelKind, TaskConfig
@@ -86,6 +86,9 @@ class TextData(DataConfig):
     """Texts in two splits, repeats and contradictory labels in the training texts: a warning, or an error."""
     max_length: int = Field(default=128, ge=3)
     """Tokens of a text with [CLS] and [SEP]; what is longer is cut. Time grows with it, memory with its square."""
+    token_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Part of a training text's tokens that [MASK] takes the place of, anew in every epoch: against learning by heart
+    where there are few texts. Word dropout, Iyyer et al. 2015 (Deep Unordered Composition)."""
 
 
 @final
@@ -127,7 +130,7 @@ class ErnieClassification(Task):
             raise InputError("The data or the pretrained model has problems:", problems)
         self._pretrained, self._vocabulary, self._labels = pretrained, vocabulary, files.labels
         tokenizer = TextTokenizer(vocabulary, lowercase=pretrained.lowercase if pretrained else True)
-        datasets = {name: self._dataset(file, tokenizer) for name, file in files.splits.items()}
+        datasets = {name: self._dataset(name, file, tokenizer) for name, file in files.splits.items()}
         share, majority = _majority(datasets["dev"])
         return Splits(
             train=datasets["train"],
@@ -158,9 +161,16 @@ class ErnieClassification(Task):
             return None
         return Vocabulary.build((row.text for row in files.splits["train"].rows), min_count=self._config.min_count)
 
-    def _dataset(self, file: TextFile, tokenizer: TextTokenizer) -> TextDataset:
-        tokens = tokenizer.encode([row.text for row in file.rows], max_length=self._data.max_length)
-        return TextDataset(file, self._labels, tokens, pad_id=self._vocabulary.ids[PAD])
+    def _dataset(self, split: str, file: TextFile, tokenizer: TextTokenizer) -> TextDataset:
+        ids = self._vocabulary.ids
+        return TextDataset(
+            file,
+            self._labels,
+            tokenizer.encode([row.text for row in file.rows], max_length=self._data.max_length),
+            pad_id=ids[PAD],
+            mask_id=ids[MASK],
+            token_dropout=self._data.token_dropout if split == "train" else 0.0,
+        )
 
     def _facts(self, datasets: Mapping[str, TextDataset], majority_share: float) -> dict[str, float | str]:
         unknown = self._vocabulary.ids[UNK]

@@ -366,11 +366,11 @@ def test_labels_that_cannot_be_used_are_an_input_error(
 # ---- the data set
 
 
-def dataset(folder: Path, content: str, max_length: int = 16) -> TextDataset:
+def dataset(folder: Path, content: str, max_length: int = 16, token_dropout: float = 0.0) -> TextDataset:
     file = read_text_file(write(folder / "x.txt", content), LABELS)
     tokenizer = TextTokenizer(Vocabulary((*SPECIAL_TOKENS, *"abcdefgh")))
     tokens = tokenizer.encode([row.text for row in file.rows], max_length=max_length)
-    return TextDataset(file, LABELS, tokens, pad_id=0)
+    return TextDataset(file, LABELS, tokens, pad_id=0, mask_id=3, token_dropout=token_dropout)
 
 
 RNG = np.random.default_rng(0)
@@ -384,6 +384,16 @@ def test_a_sample_is_its_ids_and_its_label(tmp_path: Path) -> None:
     assert sample["input_ids"].dtype == sample["label"].dtype == np.int64
     assert sample["label"].shape == ()
     assert [int(texts.sample(index, RNG)["label"]) for index in (0, 1)] == texts.labels.tolist() == [1, 0]
+
+
+def test_dropped_tokens_are_drawn_anew_and_spare_first_and_last(tmp_path: Path) -> None:
+    texts = dataset(tmp_path, f"{'a ' * 200}\tpositive\n", max_length=202, token_dropout=0.25)
+    first, second = (texts.sample(0, np.random.default_rng(seed))["input_ids"] for seed in (1, 2))
+    assert first.tolist() == texts.sample(0, np.random.default_rng(1))["input_ids"].tolist() != second.tolist()
+    for ids in (first, second):
+        assert (ids[0], ids[-1]) == (1, 2)
+        assert set(ids[1:-1].tolist()) == {3, 5}
+        assert 0.15 < np.mean(ids[1:-1] == 3) < 0.35
 
 
 def test_a_sample_says_where_it_comes_from(tmp_path: Path) -> None:
