@@ -49,7 +49,10 @@ def test_non_finite_steps_are_survived_counted_and_equal_withheld_ones(train: Tr
 
 def test_a_run_that_cannot_go_on_says_why_and_keeps_its_best(train: Train, tmp_path: Path) -> None:
     faults = [{"step": step, "kind": "nan_loss"} for step in range(8, 12)]
-    done = train(faults=faults, run__steps=20, run__eval_every=2, stability__max_consecutive_skips=4)
+    done = train(
+        faults=faults, run__steps=20, run__eval_every=2,
+        stability__max_consecutive_skips=4, stability__recovery__max_rollbacks=0,
+    )  # fmt: skip
     assert done.returncode == 3
     assert "stability.max_consecutive_skips" in done.stderr
     assert "Traceback" not in done.stderr
