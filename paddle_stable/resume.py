@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, final
 
 from paddle_stable.checkpoint import CheckpointStore
+from paddle_stable.checkpoint_folder import read_manifest
 from paddle_stable.data.loader import Position
 from paddle_stable.errors import InputError
 from paddle_stable.progress import Best, Progress
@@ -29,12 +30,9 @@ class ResumePoint:
 
     path: Path | None
     """Checkpoint folder; None to start from the beginning."""
+    step: int | None = None
+    """Attempted steps that the checkpoint holds, as its manifest says: a copy may have any name."""
     remarks: tuple[str, ...] = ()
-
-    @property
-    def step(self) -> int | None:
-        """Attempted steps that the checkpoint holds."""
-        return int(self.path.name.rpartition("-")[2]) if self.path else None
 
 
 def find_resume_point(resume: str | None, store: CheckpointStore) -> ResumePoint:
@@ -52,11 +50,11 @@ def find_resume_point(resume: str | None, store: CheckpointStore) -> ResumePoint
                 str(store.folder),
                 "none of the checkpoints can be used. Move them away to start afresh. " + " ".join(passed_over),
             )
-        return ResumePoint(path, tuple(passed_over))
+        return ResumePoint(path, read_manifest(path).step if path is not None else None, tuple(passed_over))
     faults = store.verify(Path(resume))
     if faults:
         raise InputError.single(resume, "is not a usable checkpoint: " + " ".join(faults))
-    return ResumePoint(Path(resume))
+    return ResumePoint(Path(resume), read_manifest(Path(resume)).step)
 
 
 def restore(trainer: Trainer, path: Path) -> None:
@@ -69,6 +67,7 @@ def restore(trainer: Trainer, path: Path) -> None:
     state = parts.state
     _refuse_other_precision(state, trainer, path)
     _refuse_other_order(state["plan"], trainer.loader.plan_facts(), path)
+    refuse_other_assets(parts.assets, trainer.task.assets(), path)
     try:
         load_model_arrays(trainer.model, parts.model)
         load_optimizer_arrays(trainer.optimizer, trainer.model, parts.optimizer)
@@ -106,6 +105,21 @@ def _refuse_other_order(saved: Mapping[str, int], now: Mapping[str, int], path: 
             f"was saved with another order of samples ({', '.join(changes)}), so the place in the epoch would be "
             "wrong. Use the same data and seed, and the same data.batch_size x run.accumulate x processes; or start "
             "afresh in another folder.",
+        )
+
+
+def refuse_other_assets(saved: Mapping[str, str], now: Mapping[str, str], path: Path) -> None:
+    """Raise InputError when vocabulary, labels or scaling are not those that the weights were trained with.
+
+    They are made from the training data, so that an edited file changes them, and with them what every input means.
+    """
+    changed = [name for name, text in now.items() if saved.get(name) != text]
+    if changed:
+        raise InputError.single(
+            str(path),
+            f"was trained with another {', '.join(changed)} than the data give now: have the training files changed? "
+            "Put them back, or name the saved ones in the recipe where it has a key for them "
+            f"(task.vocab={path}/vocab.txt, data.labels={path}/label.txt); or train afresh in another folder.",
         )
 
 

@@ -22,7 +22,7 @@ from paddle_stable.resume import ResumePoint, environment_remarks, find_resume_p
 from paddle_stable.run_folder import RunFolder, write_exit
 from paddle_stable.stop_signal import StopSignal
 from paddle_stable.trainer import Diverged, StepFailed, Stopped, Trainer
-from paddle_stable.writers import RunRecord
+from paddle_stable.writers import RunRecord, Writers
 
 
 @final
@@ -68,19 +68,31 @@ def _train(request: TrainingRequest, prepared: Prepared, world: World) -> ExitCo
         trainer = build_trainer(prepared, world, folder=folder)
         try:
             _begin(trainer, prepared.loaded, start, request, folder, stack)
-            code, reason = _fit(trainer, folder, stop)
-        except InputError:
+            end = _fit(trainer, folder, stop)
+        except InputError as error:
+            write_exit(folder, ExitCode.INPUT, str(error), step=trainer.progress.step)
             raise
+        except OSError as error:
+            reason = f"The run folder cannot be written: {error}. Checkpoints are as they were. Is the disk full?"
+            end = End(ExitCode.ERROR, reason)
         except Exception as error:
             write_exit(folder, ExitCode.ERROR, f"{type(error).__name__}: {error}", step=trainer.progress.step)
             raise
-        if world.is_main or code is ExitCode.ERROR:
-            write_exit(folder, code, reason, step=trainer.progress.step)
+        if world.is_main or end.is_ours:
+            write_exit(folder, end.code, end.reason, step=trainer.progress.step)
         if stop.received:
             stop.stay_deaf()
-    if code is not ExitCode.DONE:
-        print(reason, file=sys.stderr, flush=True)
-    return code
+    if end.code is not ExitCode.DONE:
+        print(end.reason, file=sys.stderr, flush=True)
+    return end.code
+
+
+def _close(writers: Writers) -> None:
+    """A full disk shows up again when the last lines are flushed: the run's own end has been said already."""
+    try:
+        writers.close()
+    except OSError as error:
+        print(f"The last records could not be written: {error}", file=sys.stderr, flush=True)
 
 
 def _claim(folder: Path, resume: str | None, prepared: Prepared, world: World, stack: ExitStack) -> ResumePoint:
@@ -96,13 +108,15 @@ def _claim(folder: Path, resume: str | None, prepared: Prepared, world: World, s
             )
             if start.path is None:
                 held.refuse_to_overwrite(resuming=resume is not None)
+            held.forget_last_end()
         except InputError as error:
             failure = error
     if world.agree_max(int(failure is not None)):
         raise failure or InputError("Rank 0 could not take the run folder; it says why.", [])
     step = world.agree_max(start.step or 0)
     if not world.is_main and step:
-        start = ResumePoint(folder / "checkpoints" / f"step-{step:06d}" if resume == "auto" else Path(str(resume)))
+        path = folder / "checkpoints" / f"step-{step:06d}" if resume == "auto" else Path(str(resume))
+        start = ResumePoint(path, step)
     return start
 
 
@@ -118,7 +132,7 @@ def _begin(
         return
     # Only now: opening the records cuts them back to the checkpoint, which must not happen for a mistake.
     trainer.writers = RunRecord.open(folder, trainer.schedule.total, _recorded_until(start, request.resume))
-    stack.callback(trainer.writers.close)
+    stack.callback(_close, trainer.writers)
     trainer.writers.text("recipe", f"```yaml\n{loaded.text}```", trainer.progress.step)
     for remark in remarks:
         trainer.writers.note(f"resume: {remark}")
@@ -136,27 +150,38 @@ def _recorded_until(start: ResumePoint, resume: str | None) -> int | None:
     return None if resume is None else 0
 
 
-def _fit(trainer: Trainer, folder: Path, stop: StopSignal) -> tuple[ExitCode, str]:
+@final
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a run ended."""
+
+    code: ExitCode
+    reason: str
+    is_ours: bool = False
+    """This process met the cause, whatever its rank, and not only what the cause did to the others."""
+
+
+def _fit(trainer: Trainer, folder: Path, stop: StopSignal) -> End:
     """Train to the end; every way in which that can end has its code."""
     try:
         trainer.fit(stop)
         conclude(trainer, folder)
     except Stopped as stopped:
-        return ExitCode.STOPPED, f"{stopped}. Go on with --resume auto."
+        return End(ExitCode.STOPPED, f"{stopped}. Go on with --resume auto.")
     except (Diverged, NonFiniteState) as diverged:
         best = trainer.store.best() if trainer.world.is_main else None
         kept = f"The best checkpoint is {best}." if best else "There is no checkpoint yet."
-        return ExitCode.DIVERGED, f"Training has diverged: {diverged} {kept}"
+        return End(ExitCode.DIVERGED, f"Training has diverged: {diverged} {kept}")
     except StepFailed as failed:
         traceback.print_exception(failed.__cause__)
-        return ExitCode.ERROR, str(failed)
+        return End(ExitCode.ERROR, str(failed), is_ours=True)
     except SampleError as bad:
-        return ExitCode.INPUT, f"{bad} Mend or remove it, then go on with --resume auto."
+        return End(ExitCode.INPUT, f"{bad} Mend or remove it, then go on with --resume auto.", is_ours=True)
     except CheckpointError as unsaved:
-        return ExitCode.ERROR, str(unsaved)
+        return End(ExitCode.ERROR, str(unsaved))
     for line in final_advice(trainer):
         trainer.writers.note(f"advice: {line}")
-    return ExitCode.DONE, f"done after step {trainer.progress.step}"
+    return End(ExitCode.DONE, f"done after step {trainer.progress.step}")
 
 
 def _speaker(world: World) -> Callable[[str], None]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import IO, final
@@ -55,14 +57,27 @@ class RunFolder:
                 f"-o run.output_dir={self.path}-2",
             )
 
+    def forget_last_end(self) -> None:
+        """Remove `exit.json` of the run before: until this one ends, there is nothing to say."""
+        (self.path / "exit.json").unlink(missing_ok=True)
+
     def close(self) -> None:
         """Let another process have the folder."""
         self._lock.close()
 
 
 def write_exit(folder: Path, code: ExitCode, reason: str, *, step: int) -> None:
-    """Write `exit.json`, which says how the run ended also where a launcher hides the exit code."""
+    """Write `exit.json`, which says how the run ended also where a launcher hides the exit code.
+
+    The first process that has something to say is heard: what the others report is what its end did to them.
+    """
     record = {"code": int(code), "name": code.name.lower(), "reason": reason, "step": step, "time": time.time()}
     aside = folder / f".exit.json.{os.getpid()}"
-    aside.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf8")
-    aside.replace(folder / "exit.json")
+    try:
+        aside.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf8")
+        with contextlib.suppress(FileExistsError):
+            (folder / "exit.json").hardlink_to(aside)
+    except OSError as error:
+        print(f"{folder}/exit.json could not be written: {error}", file=sys.stderr, flush=True)
+    finally:
+        aside.unlink(missing_ok=True)

@@ -14,6 +14,7 @@ from paddle_stable.distributed import World
 from paddle_stable.errors import ExitCode, InputError
 from paddle_stable.evaluation import evaluate
 from paddle_stable.recipe_io import load_recipe
+from paddle_stable.resume import refuse_other_assets
 from paddle_stable.stability.amp import build_precision
 from paddle_stable.training_state import StateMismatch, load_model_arrays
 
@@ -46,6 +47,7 @@ def score(request: ScoringRequest) -> ExitCode:
         ]
         if split is None:
             raise InputError.single(loaded.path, f"the recipe has no {request.split} set; --split dev or train")
+        refuse_other_assets(parts.assets, prepared.task.assets(), checkpoint)
         load_model_arrays(prepared.model, parts.model)
         precision = build_precision(loaded.recipe.amp, prepared.model)
         batch_size = loaded.recipe.data.eval_batch_size

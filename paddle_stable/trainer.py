@@ -97,9 +97,10 @@ class Trainer:
             evaluated = self._due(run.eval_every)
             improved = self._evaluate_dev() if evaluated else False
             if improved or (evaluated if run.save_every is None else self._due(run.save_every)):
-                self.save(is_best=improved)
+                self._save_or_go_back(is_best=improved)
             if report.verdict.stop_requested:
-                self.save(is_best=False)
+                if not self._save_or_go_back(is_best=False):
+                    self.save(is_best=False)
                 raise Stopped(f"stopped by a signal after step {self.progress.step}; checkpoint saved")
 
     def train_step(self, windows: Iterator[Window], *, stop_vote: bool = False) -> StepReport:
@@ -164,9 +165,11 @@ class Trainer:
                 self.writers.note(f"step {self.progress.step}: checkpoint saved{' (best)' if is_best else ''}")
             except (NonFiniteState, CheckpointError) as error:
                 failure = error
-        # The other processes have to hear of a failure, or they would wait for rank 0 in the next step.
-        if self.world.agree_max(int(failure is not None)):
-            raise failure or CheckpointError("rank 0 could not save; it says why")
+        # The other processes have to hear of a failure, and of its kind: they would wait for rank 0 in the next step.
+        agreed = self.world.agree_max({type(None): 0, CheckpointError: 1, NonFiniteState: 2}[type(failure)])
+        if agreed:
+            elsewhere = NonFiniteState([]) if agreed == 2 else CheckpointError("rank 0 could not save; it says why")
+            raise failure or elsewhere
 
     def out_of_patience(self) -> bool:
         """Whether `run.early_stop` evaluations in a row were no better."""
@@ -213,6 +216,23 @@ class Trainer:
         if why is None:
             self._keep_good_state()
             return
+        self._go_back(why)
+
+    def _save_or_go_back(self, *, is_best: bool) -> bool:
+        """Save; or, where the state is not finite, return to the last good one. True when it was saved."""
+        try:
+            self.save(is_best=is_best)
+        except NonFiniteState as error:
+            self._go_back(str(error))
+            return False
+        return True
+
+    def _go_back(self, why: str) -> None:
+        """Roll back to the last good state.
+
+        Raises:
+            Diverged: when there is no good state or no rollback left.
+        """
         snapshot = self.recovery.snapshot
         if snapshot is None or not self.recovery.is_possible:
             raise Diverged(

@@ -54,3 +54,14 @@ def test_exit_json_says_how_the_run_ended(tmp_path: Path) -> None:
     write_exit(tmp_path, ExitCode.DIVERGED, "why", step=7)
     record = json.loads((tmp_path / "exit.json").read_text())
     assert (record["code"], record["name"], record["reason"], record["step"]) == (3, "diverged", "why", 7)
+
+
+def test_the_first_process_to_speak_is_heard_until_a_run_begins_anew(tmp_path: Path) -> None:
+    write_exit(tmp_path, ExitCode.DIVERGED, "the cause", step=7)
+    write_exit(tmp_path, ExitCode.ERROR, "what it did to another rank", step=7)
+    assert json.loads((tmp_path / "exit.json").read_text())["reason"] == "the cause"
+    assert not list(tmp_path.glob(".exit.json.*"))
+    folder = RunFolder(tmp_path)
+    folder.forget_last_end()
+    assert not (tmp_path / "exit.json").exists()
+    folder.close()

@@ -127,3 +127,21 @@ def test_a_rollback_goes_on_past_the_data_and_says_so(tmp_path: Path) -> None:
     with StopSignal() as stop:
         trainer.fit(stop)  # it is at its end: nothing more happens
     assert trainer.progress.step == 60
+
+
+def test_a_save_that_meets_a_parameter_that_is_not_finite_leads_back_too(tmp_path: Path) -> None:
+    """The evaluation comes before the bad steps are many enough to count as divergence."""
+    values = {"run.eval_every": 10, "stability.max_consecutive_skips": 20}
+    trainer = trained(tmp_path, [{"step": 18, "kind": "nan_parameter"}], **values)
+    assert trainer.recovery.rollbacks == 1
+    assert_usable(trainer)
+
+
+def test_a_signal_in_a_state_that_is_not_finite_still_leaves_a_checkpoint(tmp_path: Path) -> None:
+    values = {**sample_values(tmp_path), **RUN, "stability.max_consecutive_skips": 20}
+    trainer = open_trainer(tmp_path, {**values, "faults": [{"step": 18, "kind": "nan_parameter"}]})
+    stop_at(trainer, 19)
+    newest, passed_over = trainer.store.newest_valid()
+    assert newest is not None
+    assert newest.name == "step-000020"
+    assert not passed_over

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -93,3 +94,30 @@ def test_advice_compares_with_the_answer_that_needs_no_model(tmp_path: Path) -> 
     (tmp_path / "again").mkdir(exist_ok=True)
     assert conclude(trainer, tmp_path / "again")["steps"]["applied"] == 25
     trainer.writers.close()
+
+
+def test_changed_training_data_are_refused_by_resume_and_by_scoring(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The scaling is fitted on them: weights of another scaling would answer nonsense without a word."""
+    assert run_training(request(tmp_path)) is ExitCode.DONE
+    exit_record = json.loads((tmp_path / "run" / "exit.json").read_text(encoding="utf8"))
+    asked = request(tmp_path, resume="auto")
+    series = tmp_path / "data" / "series.csv"
+    lines = series.read_text(encoding="utf8").splitlines()
+    lines[5] = lines[5].split(",")[0] + ",1.75,0.5"
+    series.write_text("\n".join(lines) + "\n", encoding="utf8")
+    capsys.readouterr()
+    assert score(ScoringRequest(tmp_path / "run")) is ExitCode.INPUT
+    assert "another series.json" in capsys.readouterr().err
+    assert run_training(asked) is ExitCode.INPUT
+    assert "another series.json" in capsys.readouterr().err
+    assert exit_record["code"] == 0
+    assert json.loads((tmp_path / "run" / "exit.json").read_text(encoding="utf8"))["code"] == 2
+
+
+def test_a_copy_of_a_checkpoint_may_have_any_name(finished: Path, tmp_path: Path) -> None:
+    newest = max((finished / "run" / "checkpoints").glob("step-*"))
+    copy = tmp_path / "my copy"
+    shutil.copytree(newest, copy)
+    assert run_training(request(finished, resume=str(copy))) is ExitCode.DONE

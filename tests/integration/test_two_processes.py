@@ -86,3 +86,15 @@ def test_a_step_poisoned_on_one_process_is_skipped_on_both(train: Train, tmp_pat
 def test_a_mistake_ends_all_processes_with_2(train: Train) -> None:
     done = train(optim__lr=-1, ranks=2)
     assert done.returncode == 2
+
+
+def test_both_processes_say_that_the_run_has_diverged(train: Train, tmp_path: Path) -> None:
+    """Rank 0 cannot save a state that is not finite; what rank 1 hears of it must not hide the reason."""
+    done = train(
+        faults=[{"step": 7, "kind": "nan_parameter"}], run__steps=20, run__eval_every=10,
+        stability__recovery__max_rollbacks=0, ranks=2,
+    )  # fmt: skip
+    assert done.returncode == 3, done.stderr + done.stdout
+    record = json.loads((tmp_path / "run" / "exit.json").read_text(encoding="utf8"))
+    assert record["code"] == 3
+    assert "NaN or inf" in record["reason"]
