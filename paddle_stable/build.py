@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import final
 
@@ -80,6 +81,7 @@ def prepare(loaded: LoadedRecipe, world: World) -> Prepared:
     statistics = RunningStatistics(model)
     apply_groups(model, recipe.optim.groups, loaded.path)
     _check_clip_groups(loaded, model)
+    _check_names(loaded, model, world)
     return Prepared(loaded, task, splits, plan, total, model, statistics)
 
 
@@ -159,6 +161,33 @@ def _check_clip_groups(loaded: LoadedRecipe, model: paddle.nn.Layer) -> None:
     ]  # fmt: skip
     if problems:
         raise InputError("The groups of the clip do not fit the model:", problems)
+
+
+def _check_names(loaded: LoadedRecipe, model: paddle.nn.Layer, world: World) -> None:
+    """A fault that hits nothing must not pass for one that was survived, nor rounding of no layer for a rehearsal."""
+    recipe = loaded.recipe
+    parameters = [name for name, parameter in model.named_parameters() if not parameter.stop_gradient]
+    layers = [name for name, layer in model.named_sublayers() if not list(layer.children())]
+    problems = [
+        Problem(*locate(loaded, f"faults.{number}.parameter"), f"faults.{number}.parameter: {fault.parameter!r} "
+                f"matches no trained parameter; the first names are {', '.join(parameters[:6])} …")
+        for number, fault in enumerate(recipe.faults)
+        if not any(fnmatchcase(name, fault.parameter) for name in parameters)
+    ]  # fmt: skip
+    problems += [
+        Problem(*locate(loaded, f"faults.{number}.rank"), f"faults.{number}.rank: must be below the number of "
+                f"processes ({world.size}), got {fault.rank}")
+        for number, fault in enumerate(recipe.faults)
+        if fault.rank >= world.size
+    ]  # fmt: skip
+    rounded = any(fnmatchcase(name, pattern) for name in layers for pattern in recipe.amp.emulate_layers)
+    if recipe.amp.emulate and not rounded:
+        problems.append(
+            Problem(*locate(loaded, "amp.emulate_layers"), "amp.emulate_layers: no pattern matches a layer; the first "
+                    f"names are {', '.join(layers[:6])} …")
+        )  # fmt: skip
+    if problems:
+        raise InputError(f"{loaded.path} does not fit its model:", problems)
 
 
 def _check_against_data(loaded: LoadedRecipe, splits: Splits, total: int, world: World) -> None:

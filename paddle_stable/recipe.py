@@ -38,7 +38,7 @@ class Section(BaseModel):
 class RunConfig(Section):
     """How long to train, where results go, how often to look and save."""
 
-    output_dir: str
+    output_dir: str = Field(min_length=1)
     """Run folder: checkpoints, metrics.jsonl, VisualDL records, exit.json."""
     epochs: PositiveInt | None = None
     """Passes over the training data. Give `epochs` or `steps`, not both."""

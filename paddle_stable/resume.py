@@ -66,6 +66,7 @@ def restore(trainer: Trainer, path: Path) -> None:
     parts = trainer.store.load(path)
     state = parts.state
     _refuse_other_precision(state, trainer, path)
+    _refuse_other_metric(state["best"], trainer.best, path)
     _refuse_other_order(state["plan"], trainer.loader.plan_facts(), path)
     refuse_other_assets(parts.assets, trainer.task.assets(), path)
     try:
@@ -93,6 +94,16 @@ def _refuse_other_precision(state: Mapping[str, Any], trainer: Trainer, path: Pa
             str(path),
             f"was saved with amp.dtype={saved}, this recipe asks for {asked}. Pass -o amp.dtype={saved}, "
             "or start afresh in another folder.",
+        )
+
+
+def _refuse_other_metric(saved: Mapping[str, Any], now: Best, path: Path) -> None:
+    """The best value so far means nothing to another metric."""
+    if saved["metric"] != now.metric:
+        raise InputError.single(
+            str(path),
+            f"was chosen by run.best_metric={saved['metric']}, this recipe asks for {now.metric}. "
+            f"Pass -o run.best_metric={saved['metric']}, or start afresh in another folder.",
         )
 
 

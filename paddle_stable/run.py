@@ -12,7 +12,7 @@ from typing import final
 
 from paddle_stable.build import Prepared, build_trainer, prepare, use_device
 from paddle_stable.checkpoint import CheckpointError, CheckpointStore, NonFiniteState
-from paddle_stable.data.workers import SampleError
+from paddle_stable.data.workers import SampleError, WorkerDied
 from paddle_stable.distributed import World
 from paddle_stable.dry_run import describe
 from paddle_stable.errors import ExitCode, InputError
@@ -40,6 +40,12 @@ class TrainingRequest:
 
 def run_training(request: TrainingRequest) -> ExitCode:
     """Train, or only check, and say with the exit code what happened. Mistakes are printed, not raised."""
+    # From here on, because reading the data can take long; a signal then ends the run after its first step.
+    with StopSignal() as stop:
+        return _run(request, stop)
+
+
+def _run(request: TrainingRequest, stop: StopSignal) -> ExitCode:
     try:
         loaded = load_recipe(request.config, request.overrides, smoke=request.smoke, trust=request.trust)
         use_device(loaded.recipe)
@@ -53,17 +59,16 @@ def run_training(request: TrainingRequest) -> ExitCode:
         if request.check:
             say(describe(prepared, world))
             return ExitCode.DONE
-        return _train(request, prepared, world)
+        return _train(request, prepared, world, stop)
     except InputError as error:
         print(error, file=sys.stderr, flush=True)
         return ExitCode.INPUT
 
 
-def _train(request: TrainingRequest, prepared: Prepared, world: World) -> ExitCode:
+def _train(request: TrainingRequest, prepared: Prepared, world: World, stop: StopSignal) -> ExitCode:
     """Everything between taking the run folder and leaving it. `exit.json` is written whatever happens."""
     folder = Path(prepared.recipe.run.output_dir)
     with ExitStack() as stack:
-        stop = stack.enter_context(StopSignal())
         start = _claim(folder, request.resume, prepared, world, stack)
         trainer = build_trainer(prepared, world, folder=folder)
         try:
@@ -165,23 +170,35 @@ def _fit(trainer: Trainer, folder: Path, stop: StopSignal) -> End:
     """Train to the end; every way in which that can end has its code."""
     try:
         trainer.fit(stop)
+        if trainer.progress.applied == 0:
+            raise Diverged(f"none of {trainer.progress.step} steps could be used. {trainer.monitor.explain_skips()}")
         conclude(trainer, folder)
-    except Stopped as stopped:
-        return End(ExitCode.STOPPED, f"{stopped}. Go on with --resume auto.")
-    except (Diverged, NonFiniteState) as diverged:
-        best = trainer.store.best() if trainer.world.is_main else None
-        kept = f"The best checkpoint is {best}." if best else "There is no checkpoint yet."
-        return End(ExitCode.DIVERGED, f"Training has diverged: {diverged} {kept}")
-    except StepFailed as failed:
-        traceback.print_exception(failed.__cause__)
-        return End(ExitCode.ERROR, str(failed), is_ours=True)
-    except SampleError as bad:
-        return End(ExitCode.INPUT, f"{bad} Mend or remove it, then go on with --resume auto.", is_ours=True)
-    except CheckpointError as unsaved:
-        return End(ExitCode.ERROR, str(unsaved))
+    except (Stopped, Diverged, NonFiniteState, StepFailed, SampleError, WorkerDied, CheckpointError) as error:
+        return _end_of(error, trainer)
     for line in final_advice(trainer):
         trainer.writers.note(f"advice: {line}")
     return End(ExitCode.DONE, f"done after step {trainer.progress.step}")
+
+
+def _end_of(error: Exception, trainer: Trainer) -> End:
+    """The code and the last words for an end before the last step."""
+    match error:
+        case Stopped():
+            end = End(ExitCode.STOPPED, f"{error}. Go on with --resume auto.")
+        case Diverged() | NonFiniteState():
+            best = trainer.store.best() if trainer.world.is_main else None
+            kept = f"The best checkpoint is {best}." if best else "There is no checkpoint yet."
+            end = End(ExitCode.DIVERGED, f"Training has diverged: {error} {kept}")
+        case SampleError():
+            end = End(ExitCode.INPUT, f"{error} Mend or remove it, then go on with --resume auto.", is_ours=True)
+        case WorkerDied():
+            end = End(ExitCode.ERROR, f"{error}\nGo on with --resume auto.", is_ours=True)
+        case StepFailed():
+            traceback.print_exception(error.__cause__)
+            end = End(ExitCode.ERROR, str(error), is_ours=True)
+        case _:
+            end = End(ExitCode.ERROR, str(error))
+    return end
 
 
 def _speaker(world: World) -> Callable[[str], None]:

@@ -300,5 +300,7 @@ class Trainer:
         origins = [str(self.splits.train.origin(index)) for index in batch.indices]
         newest = self.store.newest_valid()[0] if self.world.is_main else None
         kept = f"The last checkpoint is {newest}." if newest else "There is no checkpoint yet."
+        if not self.world.is_main:
+            kept = "Rank 0 has the checkpoints."
         shown = "\n".join(f"  {origin}" for origin in origins[:64])
         return f"step {step} failed with {type(error).__name__}: {error}\nSamples in it:\n{shown}\n{kept}"

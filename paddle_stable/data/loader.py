@@ -118,6 +118,7 @@ class Loader:
 
         Raises:
             SampleError: when a sample cannot be prepared; the position is then that of its window.
+            WorkerDied: when a worker process is gone.
         """
         while True:
             with closing(self._windows_from(self._position)) as windows:

@@ -109,7 +109,7 @@ def _rows(config: SeriesConfig) -> Iterator[tuple[int, list[str]]]:
         line = raw.count(b"\n", 0, error.start) + 1
         message = f"is not UTF-8: byte 0x{raw[error.start]:02x}. Convert the file, for example with iconv."
         raise InputError.single(config.file, message, line=line) from error
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=config.delimiter)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=config.delimiter, strict=True)
     line = 1
     try:
         for cells in reader:

@@ -54,6 +54,23 @@ class SampleError(Exception):
 
 
 @final
+class WorkerDied(Exception):  # noqa: N818 - named after what happened
+    """A worker process is gone. Says how, and which samples it was preparing, which need not be at fault."""
+
+    def __init__(self, how: str, origins: Sequence[SampleOrigin]) -> None:
+        super().__init__(how, tuple(origins))
+        self.how = how
+        self.origins = tuple(origins)
+
+    def __str__(self) -> str:
+        named = "".join(f"\n  {origin}" for origin in self.origins[:_NAMED_AT_MOST])
+        return (
+            f"A worker process {self.how} (SIGKILL: perhaps out of memory). With data.workers: 0 the training process "
+            f"prepares the batch itself and shows what happens. It was preparing:{named}"
+        )
+
+
+@final
 @dataclass(frozen=True, slots=True)
 class Job:
     """One planned micro-batch and its place in the plan."""
@@ -184,17 +201,12 @@ class Workers:
             raise answer
         return answer
 
-    def _death(self, worker: int, job: Job) -> SampleError:
+    def _death(self, worker: int, job: Job) -> WorkerDied:
         process = self._processes[worker]
         process.join(_PARENT_CHECK_SECONDS)
         code = process.exitcode
         how = f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended with {code}"
-        return SampleError(
-            "Preparing a batch",
-            [self._share.dataset.origin(index) for index in job.part.indices],
-            f"the worker process {how} (SIGKILL: perhaps out of memory). With data.workers: 0 the training process "
-            "prepares the batch itself and shows what happens.",
-        )
+        return WorkerDied(how, [self._share.dataset.origin(index) for index in job.part.indices])
 
 
 def _reason(error: Exception) -> str:

@@ -22,7 +22,7 @@ import pytest
 from paddle_stable.data.dataset import Array, Batch, Dataset, Sample, SampleOrigin
 from paddle_stable.data.loader import Loader, Position, Window, evaluation_batches, in_sample_order
 from paddle_stable.data.windows import WindowPlan
-from paddle_stable.data.workers import SampleError
+from paddle_stable.data.workers import SampleError, WorkerDied
 from paddle_stable.distributed import World
 from paddle_stable.errors import InputError
 
@@ -238,7 +238,7 @@ def test_a_worker_that_dies_names_the_samples_it_had(
     indices = uninterrupted[1][3][1][0]  # second micro-batch of the second window
     windows = loader_of(workers=workers, dataset=Ragged(fail_at(indices[-1], death))).steps()
     assert first(windows, 1) == uninterrupted[:1]
-    with pytest.raises(SampleError, match=f"Preparing a batch failed: the worker process {how}") as raised:
+    with pytest.raises(WorkerDied, match=f"A worker process {how}") as raised:
         next(windows)
     assert raised.value.origins == tuple(Ragged().origin(index) for index in indices)
 

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from paddle_stable.data.jumps import find_jumps
 from paddle_stable.data.series import Loaded, load_series
 from paddle_stable.data.series_config import Policy, SeriesConfig
+from paddle_stable.data.series_table import read_table
 from paddle_stable.errors import InputError
 
 ROWS = 40
@@ -367,3 +368,13 @@ def test_what_is_usual_comes_from_training_rows_alone() -> None:
 @pytest.mark.parametrize("values", [np.zeros(50), np.ones(50), np.full(50, np.nan), np.arange(-25.0, 25.0), np.ones(2)])
 def test_columns_without_log_changes_have_no_jumps(values: np.ndarray[Any, np.dtype[np.float64]]) -> None:
     assert find_jumps(values, 30) == []
+
+
+def test_a_quote_that_is_never_closed_does_not_swallow_the_rest_of_the_file(tmp_path: Path) -> None:
+    lines = ["day,wave,slow", *(f"2020-01-{day:02d},1.{day},2.0" for day in range(1, 29))]
+    lines[5] = '2020-01-05,"1.5,2.0'
+    path = tmp_path / "quote.csv"
+    path.write_text("\n".join(lines) + "\n", encoding="utf8")
+    config = SeriesConfig(file=str(path), time_column="day", target_column="wave", dev_from=0.6, test_from=0.8)
+    with pytest.raises(InputError, match=r"quote\.csv:6  is not CSV"):
+        read_table(config)

@@ -32,8 +32,14 @@ def prepared(folder: Path, **values: Any) -> Any:
             r"warmup_steps: 50 is more than the \d+",
         ),
         ({"optim__groups": [{"match": "decoder.*", "freeze": True}]}, r"optim\.groups\.0\.match: 'decoder"),
+        ({"faults": [{"step": 2, "kind": "nan_grad", "parameter": "zzz"}]}, r"faults\.0\.parameter: 'zzz' matches no"),
+        ({"faults": [{"step": 2, "kind": "nan_loss", "rank": 7}]}, r"faults\.0\.rank: must be below the number"),
+        (
+            {"amp__dtype": "float16", "amp__emulate": True, "amp__emulate_layers": ["zzz"]},
+            r"amp\.emulate_layers: no pattern matches",
+        ),
     ],
-    ids=["batch", "accumulate", "warm-up", "group"],
+    ids=["batch", "accumulate", "warm-up", "group", "fault name", "fault rank", "emulated layers"],
 )
 def test_what_does_not_fit_is_said_before_step_0(values: dict[str, Any], named: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=named):

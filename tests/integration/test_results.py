@@ -121,3 +121,11 @@ def test_a_copy_of_a_checkpoint_may_have_any_name(finished: Path, tmp_path: Path
     copy = tmp_path / "my copy"
     shutil.copytree(newest, copy)
     assert run_training(request(finished, resume=str(copy))) is ExitCode.DONE
+
+
+def test_a_run_that_never_updated_anything_is_not_done(tmp_path: Path) -> None:
+    asked = request(tmp_path, 'faults=[{"step": 1, "kind": "nan_loss", "steps": 25}]')
+    assert run_training(asked) is ExitCode.DIVERGED
+    record = json.loads((tmp_path / "run" / "exit.json").read_text(encoding="utf8"))
+    assert record["code"] == 3
+    assert "none of 25 steps could be used" in record["reason"]

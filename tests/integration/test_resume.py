@@ -154,3 +154,10 @@ def test_another_order_of_samples_is_refused(change: dict[str, Any], named: str,
     stop_at(open_trainer(tmp_path, {**data, **PLAIN}), 2)
     with pytest.raises(InputError, match=named):
         open_trainer(tmp_path, {**data, **PLAIN, **change}, resume="auto")
+
+
+def test_another_metric_for_the_best_is_refused(tmp_path: Path) -> None:
+    data = sample_values(tmp_path)
+    stop_at(open_trainer(tmp_path, {**data, **PLAIN}), 2)
+    with pytest.raises(InputError, match=r"chosen by run\.best_metric=mse"):
+        open_trainer(tmp_path, {**data, **PLAIN, "run.best_metric": "mae"}, resume="auto")
