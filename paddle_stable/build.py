@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import final
@@ -10,9 +11,10 @@ from typing import final
 import paddle
 
 from paddle_stable.checkpoint import CheckpointStore
-from paddle_stable.data.dataset import Splits
+from paddle_stable.data.dataset import Dataset, Splits
 from paddle_stable.data.loader import Loader
 from paddle_stable.data.windows import WindowPlan
+from paddle_stable.data.workers import prepare as prepare_batch
 from paddle_stable.distributed import World
 from paddle_stable.errors import InputError, Problem
 from paddle_stable.optim import apply_groups, build_optimizer
@@ -22,12 +24,14 @@ from paddle_stable.recipe_io import LoadedRecipe, locate
 from paddle_stable.schedule import Schedule
 from paddle_stable.seeding import seed_build
 from paddle_stable.stability.amp import build_precision, decorate_for_o2
+from paddle_stable.stability.bad_samples import BadSamples
 from paddle_stable.stability.clip import PlannedClip, build_clip, clip_group
 from paddle_stable.stability.faults import Faults
 from paddle_stable.stability.forensics import Forensics
 from paddle_stable.stability.gradients import Gradients
 from paddle_stable.stability.guard import StepGuard
 from paddle_stable.stability.monitor import Monitor
+from paddle_stable.stability.quarantine import Quarantine, read_quarantine
 from paddle_stable.stability.recovery import Recovery
 from paddle_stable.stability.replay import Replay
 from paddle_stable.stability.running_statistics import RunningStatistics
@@ -48,6 +52,8 @@ class Prepared:
     total_steps: int
     model: paddle.nn.Layer
     statistics: RunningStatistics
+    left_out: frozenset[int] = frozenset()
+    """Training samples that an earlier run has put into quarantine."""
 
     @property
     def recipe(self) -> Recipe:
@@ -64,6 +70,10 @@ def prepare(loaded: LoadedRecipe, world: World) -> Prepared:
     recipe = loaded.recipe
     task = loaded.task_class(recipe.task, recipe.data, seed=recipe.run.seed)
     splits = task.load_splits()
+    left_out: frozenset[int] = frozenset()
+    if recipe.stability.quarantine.file is not None:
+        left_out, said = read_quarantine(Path(recipe.stability.quarantine.file), splits.train)
+        splits = replace(splits, warnings=(*splits.warnings, said))
     plan = WindowPlan(
         lengths=splits.train.lengths(),
         count=len(splits.train),
@@ -71,6 +81,7 @@ def prepare(loaded: LoadedRecipe, world: World) -> Prepared:
         accumulate=recipe.run.accumulate,
         world_size=world.size,
         seed=recipe.run.seed,
+        left_out=left_out,
     )
     total = recipe.run.steps or (recipe.run.epochs or 0) * plan.steps_per_epoch
     _check_against_data(loaded, splits, total, world)
@@ -81,8 +92,8 @@ def prepare(loaded: LoadedRecipe, world: World) -> Prepared:
     statistics = RunningStatistics(model)
     apply_groups(model, recipe.optim.groups, loaded.path)
     _check_clip_groups(loaded, model)
-    _check_names(loaded, model, world)
-    return Prepared(loaded, task, splits, plan, total, model, statistics)
+    _check_names(loaded, model, splits.train, world)
+    return Prepared(loaded, task, splits, plan, total, model, statistics, left_out)
 
 
 def build_trainer(prepared: Prepared, world: World, *, folder: Path) -> Trainer:
@@ -125,6 +136,8 @@ def build_trainer(prepared: Prepared, world: World, *, folder: Path) -> Trainer:
         faults=Faults(recipe.faults, world.rank),
         monitor=Monitor(recipe.stability.window),
         recovery=Recovery(recipe.stability.recovery),
+        bad_samples=BadSamples(replay, world),
+        quarantine=Quarantine(recipe.stability.quarantine.after, prepared.left_out),
         forensics=Forensics(
             recipe.forensics,
             replay,
@@ -163,31 +176,42 @@ def _check_clip_groups(loaded: LoadedRecipe, model: paddle.nn.Layer) -> None:
         raise InputError("The groups of the clip do not fit the model:", problems)
 
 
-def _check_names(loaded: LoadedRecipe, model: paddle.nn.Layer, world: World) -> None:
+def _check_names(loaded: LoadedRecipe, model: paddle.nn.Layer, train: Dataset, world: World) -> None:
     """A fault that hits nothing must not pass for one that was survived, nor rounding of no layer for a rehearsal."""
-    recipe = loaded.recipe
-    parameters = [name for name, parameter in model.named_parameters() if not parameter.stop_gradient]
+    problems = list(_names_of_faults(loaded, model, train, world))
+    amp = loaded.recipe.amp
     layers = [name for name, layer in model.named_sublayers() if not list(layer.children())]
-    problems = [
-        Problem(*locate(loaded, f"faults.{number}.parameter"), f"faults.{number}.parameter: {fault.parameter!r} "
-                f"matches no trained parameter; the first names are {', '.join(parameters[:6])} …")
-        for number, fault in enumerate(recipe.faults)
-        if not any(fnmatchcase(name, fault.parameter) for name in parameters)
-    ]  # fmt: skip
-    problems += [
-        Problem(*locate(loaded, f"faults.{number}.rank"), f"faults.{number}.rank: must be below the number of "
-                f"processes ({world.size}), got {fault.rank}")
-        for number, fault in enumerate(recipe.faults)
-        if fault.rank >= world.size
-    ]  # fmt: skip
-    rounded = any(fnmatchcase(name, pattern) for name in layers for pattern in recipe.amp.emulate_layers)
-    if recipe.amp.emulate and not rounded:
-        problems.append(
-            Problem(*locate(loaded, "amp.emulate_layers"), "amp.emulate_layers: no pattern matches a layer; the first "
-                    f"names are {', '.join(layers[:6])} …")
-        )  # fmt: skip
+    rounded = any(fnmatchcase(name, pattern) for name in layers for pattern in amp.emulate_layers)
+    if amp.emulate and not rounded:
+        message = f"amp.emulate_layers: no pattern matches a layer; the first names are {', '.join(layers[:6])} …"
+        problems.append(Problem(*locate(loaded, "amp.emulate_layers"), message))
     if problems:
         raise InputError(f"{loaded.path} does not fit its model:", problems)
+
+
+def _names_of_faults(loaded: LoadedRecipe, model: paddle.nn.Layer, train: Dataset, world: World) -> Iterator[Problem]:
+    """What the faults ask for and is not there: parameters, rows, tensors of a batch, processes."""
+    faults = loaded.recipe.faults
+    parameters = {name: p for name, p in model.named_parameters() if not p.stop_gradient}
+    tensors: list[str] = []
+    if any(fault.kind == "corrupt_label" for fault in faults):
+        tensors = list(prepare_batch(train, (0,), seed=loaded.recipe.run.seed, epoch=0))
+    for number, fault in enumerate(faults):
+        hit = next((p for name, p in parameters.items() if fnmatchcase(name, fault.parameter)), None)
+        wrong = {}
+        if hit is None:
+            wrong["parameter"] = (
+                f"{fault.parameter!r} matches no trained parameter; the first names are "
+                f"{', '.join(list(parameters)[:6])} …"
+            )
+        elif fault.kind == "nan_embedding" and fault.row >= hit.shape[0]:
+            wrong["row"] = f"must be below the parameter's {hit.shape[0]} rows, got {fault.row}"
+        if fault.kind == "corrupt_label" and not any(fnmatchcase(name, fault.tensor) for name in tensors):
+            wrong["tensor"] = f"{fault.tensor!r} matches no tensor of a batch; there are {', '.join(tensors)}"
+        if fault.rank >= world.size:
+            wrong["rank"] = f"must be below the number of processes ({world.size}), got {fault.rank}"
+        for key, message in wrong.items():
+            yield Problem(*locate(loaded, f"faults.{number}.{key}"), f"faults.{number}.{key}: {message}")
 
 
 def _check_against_data(loaded: LoadedRecipe, splits: Splits, total: int, world: World) -> None:

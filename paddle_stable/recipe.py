@@ -209,8 +209,9 @@ class AmpConfig(Section):
 class SpikeConfig(Section):
     """Loss and gradient norm far beyond what the run usually shows."""
 
-    action: Literal["clip", "skip", "none"] = "clip"
-    """clip: limit the norm of such a step to its usual level; skip: do not apply it; none: do not look."""
+    action: Literal["clip", "skip", "rollback", "none"] = "clip"
+    """clip: limit the norm of such a step to its usual level; skip: do not apply it; rollback: skip it and go back to
+    the last good state, as long as `stability.recovery` has rollbacks left; none: do not look."""
     watch: tuple[Literal["loss", "norm"], ...] = Field(default=("loss", "norm"), min_length=1)
     """What may flag a step."""
     window: int = Field(default=384, ge=10)
@@ -250,6 +251,16 @@ class RecoveryConfig(Section):
     """Applied steps over which the learning rate is warmed up again after a rollback."""
 
 
+class QuarantineConfig(Section):
+    """Samples that are left out for good: those who spoilt steps of this run, or of an earlier one."""
+
+    after: PositiveInt | None = None
+    """Leave a sample out when it was blamed for that many non-finite steps, and name it in `quarantine.jsonl` in the
+    run folder; null: never."""
+    file: str | None = Field(default=None, min_length=1)
+    """The `quarantine.jsonl` of an earlier run, whose samples are left out from the beginning."""
+
+
 class StabilityConfig(Section):
     """What happens when a step is not usable."""
 
@@ -259,6 +270,11 @@ class StabilityConfig(Section):
     """The run has diverged after that many skipped steps in a row (overflows above the floor not counted)."""
     window: PositiveInt = 100
     """Steps over which windowed rates and norm quantiles are taken."""
+    bad_samples: Literal["skip", "drop"] = "skip"
+    """When loss or gradient is not finite because of single samples. skip: the whole step is skipped; drop: it is done
+    without them, the others weighted anew. To find them costs a few more passes over the batch."""
+    quarantine: QuarantineConfig = QuarantineConfig()
+    """Which samples are left out for good."""
     spike: SpikeConfig = SpikeConfig()
     """What to do about sudden jumps."""
     recovery: RecoveryConfig = RecoveryConfig()
@@ -290,22 +306,32 @@ class FaultConfig(Section):
         "nan_grad",
         "huge_grad",
         "loss_spike",
+        "overflow",
         "nan_parameter",
+        "nan_embedding",
         "nan_input",
+        "corrupt_label",
         "grow_weights",
         "raise",
         "withhold",
     ]
     """nan_loss, loss_spike: the loss becomes NaN, or a thousand times larger. inf_grad, nan_grad, huge_grad: one
-    gradient element becomes inf, NaN, or 1e30 larger. nan_parameter: one element of a parameter becomes NaN, for good.
-    nan_input: the numbers of a micro-batch's first sample become NaN. grow_weights: all weights grow by a tenth. raise:
-    the forward pass raises. withhold: the step is not done."""
+    gradient element becomes inf, NaN, or 1e30 larger. overflow: on their way back all gradients become 1e30 times
+    larger. nan_parameter: one element of a parameter becomes NaN, for good; nan_embedding: its `row` does. nan_input:
+    the numbers of a micro-batch's first sample become NaN. corrupt_label: in `tensor` the first sample's numbers become
+    10,000 times larger, or, where they are whole numbers, every sample gets those of the one before it. grow_weights:
+    all weights grow by a tenth; with many `steps`, the run diverges. raise: the forward pass raises. withhold: the step
+    is not done."""
     steps: PositiveInt = 1
     """It happens in that many steps in a row."""
     rank: NonNegativeInt = 0
-    """The process in which it happens; `withhold`, `nan_parameter` and `grow_weights` happen in all."""
+    """The process in which it happens; what changes parameters, and `withhold`, happens in all."""
     parameter: str = "*"
     """Pattern of the parameter's name for gradients and parameters; the first match is hit."""
+    row: NonNegativeInt = 0
+    """nan_embedding: which row of the parameter."""
+    tensor: str = "*"
+    """corrupt_label: pattern of the name of the batch's tensor; the first match is hit."""
 
 
 class Recipe(Section):

@@ -148,6 +148,9 @@ def _clip_kinds(recipe: Recipe, given: Collection[str]) -> Iterator[Finding]:
 
 def _spike(recipe: Recipe, given: Collection[str]) -> Iterator[Finding]:
     stability = recipe.stability
+    if stability.spike.action == "rollback" and stability.recovery.max_rollbacks == 0:
+        message = "rollback needs stability.recovery.max_rollbacks of at least 1, got 0. Raise it, or use skip"
+        yield Finding("stability.spike.action", message, ("stability.recovery.max_rollbacks",))
     if stability.spike.action == "skip" and stability.spike.rebaseline_after > stability.max_consecutive_skips:
         message = (
             f"{stability.spike.rebaseline_after} is more than stability.max_consecutive_skips "

@@ -29,7 +29,14 @@ def conclude(trainer: Trainer, folder: Path) -> dict[str, Any]:
         "split": name,
         "metrics": dict(evaluation.metrics),
         "data": facts,
-        "steps": {"attempted": trainer.progress.step, "applied": totals.applied, "skipped": dict(totals.skips)},
+        "steps": {
+            "attempted": trainer.progress.step,
+            "applied": totals.applied,
+            "undone": totals.undone,
+            "skipped": dict(totals.skips),
+        },
+        "rollbacks": totals.rollbacks,
+        "dropped_samples": totals.dropped_samples,
         "clip_rate": totals.clip_rate,
     }
     if not trainer.world.is_main:
@@ -85,7 +92,8 @@ def _report(results: Mapping[str, Any]) -> str:
     steps = results["steps"]
     skipped = ", ".join(f"{count} {reason}" for reason, count in steps["skipped"].items() if count)
     lines.append(
-        f"steps: {steps['attempted']} attempted, {steps['applied']} applied, skipped: {skipped or 'none'}; "
+        f"steps: {steps['attempted']} attempted, {steps['applied']} applied, {steps['undone']} undone, "
+        f"skipped: {skipped or 'none'}; "
         f"clip rate {results['clip_rate']:.1%}"
     )
     return "\n".join(lines)

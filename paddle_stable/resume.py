@@ -84,6 +84,8 @@ def restore(trainer: Trainer, path: Path) -> None:
     trainer.monitor = Monitor.from_state(trainer.recipe.stability.window, state["monitor"])
     trainer.recovery.load_state(state["recovery"], parts.snapshot)
     trainer.dev_metrics = state["dev_metrics"]
+    trainer.quarantine.load_state(state["quarantine"])
+    trainer.loader.leave_out(trainer.quarantine.left_out)
     trainer.loader.skip_to(Position.from_state(state["position"]))
 
 

@@ -177,6 +177,10 @@ def _fit(trainer: Trainer, folder: Path, stop: StopSignal) -> End:
         return _end_of(error, trainer)
     for line in final_advice(trainer):
         trainer.writers.note(f"advice: {line}")
+    why = trainer.recovery.diverging_at_the_end()
+    if why is not None:
+        kept = f"The results are those of the best checkpoint, {trainer.store.best() if trainer.world.is_main else ''}."
+        return End(ExitCode.DIVERGED, f"All steps are done, but training has diverged: {why}. {kept}")
     return End(ExitCode.DONE, f"done after step {trainer.progress.step}")
 
 

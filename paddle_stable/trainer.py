@@ -19,12 +19,14 @@ from paddle_stable.recipe import Recipe
 from paddle_stable.schedule import Schedule
 from paddle_stable.seeding import seed_step
 from paddle_stable.stability.amp import Precision
+from paddle_stable.stability.bad_samples import BadSamples
 from paddle_stable.stability.faults import Faults
 from paddle_stable.stability.forensics import Forensics, Incident
 from paddle_stable.stability.guard import StepGuard
 from paddle_stable.stability.monitor import Monitor, Totals
+from paddle_stable.stability.quarantine import Quarantine
 from paddle_stable.stability.recovery import Recovery, Snapshot
-from paddle_stable.stability.step_report import StepReport, Verdict
+from paddle_stable.stability.step_report import SkipReason, StepReport, Verdict
 from paddle_stable.stop_signal import StopSignal
 from paddle_stable.task import Task
 from paddle_stable.training_state import load_model_arrays, load_optimizer_arrays, model_arrays, optimizer_arrays
@@ -64,6 +66,8 @@ class Trainer:
     faults: Faults
     monitor: Monitor
     recovery: Recovery
+    bad_samples: BadSamples
+    quarantine: Quarantine
     forensics: Forensics
     store: CheckpointStore
     best: Best
@@ -93,7 +97,7 @@ class Trainer:
         while self.progress.step < self.schedule.total and not self.out_of_patience():
             report = self.train_step(windows, stop_vote=stop.received is not None)
             self._record(report)
-            self._go_back_when_diverged()
+            self._go_back_when_diverged(report.verdict)
             evaluated = self._due(run.eval_every)
             improved = self._evaluate_dev() if evaluated else False
             if improved or (evaluated if run.save_every is None else self._due(run.save_every)):
@@ -113,20 +117,25 @@ class Trainer:
         applied = self.progress.applied  # a skipped step must not use up learning rate
         lr = self.schedule.lr(applied) * self.recovery.lr_factor(applied)
         self.optimizer.set_lr(lr)
-        seed_step(self.recipe.run.seed, self.world.rank, step)
         parts = tuple(self.faults.spoil_batch(step, batch) for batch in window.parts)
-        if self.faults.withholds(step):
+        if self.faults.withholds(step) or not window.samples:
             verdict = self.guard.withhold()
         else:
+            self.faults.spoil_parameters(step, self.model)
             verdict = self._attempt(step, parts, stop_vote=stop_vote)
-        self.progress = self.progress.after(verdict)
         report = StepReport(step, epoch, verdict, lr, seconds=time.perf_counter() - started, data_seconds=waited)
+        # Both look at the samples once more, while the parameters are still those of the step.
         self.incident = self.forensics.explain(report, parts, self.monitor)
+        if verdict.skipped is SkipReason.NONFINITE:
+            verdict = self._without_bad_samples(step, replace(window, parts=parts), verdict, stop_vote=stop_vote)
+            report = replace(report, verdict=verdict, seconds=time.perf_counter() - started)
+        self.progress = self.progress.after(verdict)
+        self.forensics.remember(report)
         return report
 
     def _attempt(self, step: int, parts: Sequence[Batch], *, stop_vote: bool) -> Verdict:
         """Forward and backward over this process's micro-batches, then the guard's decision."""
-        self.faults.spoil_parameters(step, self.model)
+        seed_step(self.recipe.run.seed, self.world.rank, step)
         self.guard.begin()
         losses = []
         for batch in parts:
@@ -136,7 +145,7 @@ class Trainer:
                     with self.precision.autocast():
                         loss = self.task.loss(self.network, batch)
                     loss = self.faults.spoil_loss(step, loss) * batch.weight
-                    self.precision.backward(loss * self.world.gradient_scale)
+                    self.precision.backward(self.faults.spoil_backward(step, loss) * self.world.gradient_scale)
             except Exception as error:
                 raise StepFailed(self._what_failed(step, batch, error)) from error
             losses.append(loss)
@@ -145,6 +154,31 @@ class Trainer:
         return self.guard.step(
             self.optimizer, losses, samples=samples, applied=self.progress.applied, stop_vote=stop_vote
         )
+
+    def _without_bad_samples(self, step: int, window: Window, verdict: Verdict, *, stop_vote: bool) -> Verdict:
+        """Blame the samples that are not finite on their own; with `drop`, do the step without them."""
+        drops = self.recipe.stability.bad_samples == "drop"
+        if not (drops or self.quarantine.is_wanted):
+            return verdict
+        bad = self.bad_samples.find(step, window.parts)
+        self._put_into_quarantine(step, bad)
+        if not drops or not bad or len(bad) == len(window.samples):
+            return verdict
+        kept = self.loader.without(window, bad)
+        again = self._attempt(step, kept.parts, stop_vote=stop_vote)
+        if again.applied:
+            self.writers.note(f"step {step}: done without {len(bad)} of its samples, not finite on their own")
+        return replace(again, dropped=len(bad) if again.applied else 0)
+
+    def _put_into_quarantine(self, step: int, bad: frozenset[int]) -> None:
+        entering = self.quarantine.blame(bad, step)
+        if not entering:
+            return
+        self.loader.leave_out(self.quarantine.left_out)
+        if self.world.is_main:
+            self.quarantine.write(self.store.folder.parent, self.splits.train)
+        for index in sorted(entering):
+            self.writers.note(f"step {step}: left out from now on: {self.splits.train.origin(index)}")
 
     def evaluate(self, dataset: Dataset) -> Evaluation:
         """Metrics of the present parameters over a split."""
@@ -186,6 +220,7 @@ class Trainer:
             "clip": self.guard.clip.state(),
             "spikes": self.guard.spikes.state(),
             "recovery": self.recovery.state(),
+            "quarantine": self.quarantine.state(),
             "monitor": self.monitor.state(),
             "dev_metrics": dict(self.dev_metrics),
             "plan": self.loader.plan_facts(),
@@ -206,13 +241,19 @@ class Trainer:
         log = report.step % self.recipe.run.log_every == 0 or report.step == self.schedule.total
         self.writers.step(report, self.monitor.scalars() if log else None)
         if self.incident is not None:
-            self.writers.note(self.incident.headline)
-            self.writers.text(self.incident.tag, self.incident.text, report.step)
+            self._write_down(self.incident)
 
-    def _go_back_when_diverged(self) -> None:
+    def _write_down(self, incident: Incident) -> None:
+        self.writers.note(incident.headline)
+        self.writers.text(incident.tag, incident.text, self.progress.step)
+
+    def _go_back_when_diverged(self, verdict: Verdict) -> None:
         """Roll back when the run has diverged, or keep its state when that is due and good."""
         limit = self.recipe.stability.max_consecutive_skips
         why = self.recovery.divergence(self.progress.unusable_in_a_row, limit)
+        # Without a rollback left, a spike is skipped like any other: it is no reason to end a run.
+        if verdict.skipped is SkipReason.SPIKE and self.guard.spikes.rolls_back and self.recovery.is_possible:
+            why = f"{' and '.join(verdict.spike)} far beyond the usual (stability.spike.action: rollback)"
         if why is None:
             self._keep_good_state()
             return
@@ -239,7 +280,14 @@ class Trainer:
                 f"{why} at step {self.progress.step}, after {self.recovery.rollbacks} rollbacks. "
                 f"{self.monitor.explain_skips()}"
             )
-        undone = self._roll_back(snapshot)
+        undone = self.progress.applied - snapshot.state["applied"]
+        if self.world.is_main:
+            self._write_down(
+                self.forensics.explain_rollback(
+                    why, self.recovery, self.monitor, step=self.progress.step, undone=undone
+                )
+            )
+        self._roll_back(snapshot)
         self.writers.note(
             f"step {self.progress.step}: rolled back, {why}. {undone} applied steps are undone; going on past the data "
             f"that did it, at {self.recovery.lr_factor(10**9):g} of the scheduled learning rate"
@@ -259,8 +307,8 @@ class Trainer:
         kept = Snapshot(model_arrays(self.model), optimizer_arrays(self.optimizer, self.model), state)
         self.recovery.keep(kept, self.progress.applied)
 
-    def _roll_back(self, snapshot: Snapshot) -> int:
-        """Put the good state back; steps, loader and records go on. Returns the number of undone steps."""
+    def _roll_back(self, snapshot: Snapshot) -> None:
+        """Put the good state back; steps, loader and records go on."""
         state = snapshot.state
         load_model_arrays(self.model, snapshot.model)
         load_optimizer_arrays(self.optimizer, self.model, snapshot.optimizer)
@@ -270,10 +318,8 @@ class Trainer:
         # A better checkpoint that was saved in between stays the best: it is on disk, verified and finite.
         self.best = replace(self.best, evaluations_since=state["evaluations_since"])
         self.monitor.rolled_back(Totals(**state["totals"]))
-        undone = self.progress.applied - state["applied"]
         self.progress = self.progress.rolled_back(state["applied"])
         self.recovery.rolled_back(self.progress.applied)
-        return int(undone)
 
     def _due(self, every: int | None) -> bool:
         """Every so many steps, or at the end of an epoch; always after the last step."""

@@ -129,7 +129,7 @@ def test_nothing_is_turned_into_something_else_in_silence(key: str, text: str, m
         (
             "faults",
             "[{step: 1, kind: nan_loss, x: 1}]",
-            ["faults.0.x: unknown key. Known here: step, kind, steps, rank, parameter"],
+            ["faults.0.x: unknown key. Known here: step, kind, steps, rank, parameter, row, tensor"],
         ),
         ("task.layers", "[{width: 1}, {width: 0}]", ["task.layers.1.width: must be > 0, got 0"]),
         (

@@ -105,3 +105,7 @@ class Batch:
     def size(self) -> int:
         """Number of samples."""
         return len(self.indices)
+
+    def rows(self, begin: int, end: int) -> Batch:
+        """The samples from `begin` to before `end` alone, as a batch of weight 1."""
+        return Batch({name: tensor[begin:end] for name, tensor in self.tensors.items()}, self.indices[begin:end])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import tee
 from typing import final
 
@@ -55,7 +55,7 @@ class Window:
     index: int
     """Number of the window in the epoch, from 0."""
     samples: tuple[int, ...]
-    """Positions in the dataset of all samples of the step, all processes together."""
+    """Positions in the dataset of all samples of the step, all processes together. Empty when all are left out."""
     parts: tuple[Batch, ...]
     """Micro-batches of this process, in order; every process has the same number of them."""
 
@@ -111,6 +111,35 @@ class Loader:
         """
         self._position = self._checked(position)
 
+    def leave_out(self, samples: frozenset[int]) -> None:
+        """From the next window on these samples are in none, also in the middle of `steps()`.
+
+        The others stay in the windows they were in. All processes have to leave out the same.
+        """
+        self._plan = replace(self._plan, left_out=samples)
+        self._share = replace(self._share, plan=self._plan)
+
+    def without(self, window: Window, samples: Collection[int]) -> Window:
+        """A window dealt anew without some of its samples, this process's parts prepared in this process.
+
+        Raises:
+            ValueError: when none is left.
+            SampleError: when a sample cannot be prepared.
+        """
+        kept = np.array([index for index in window.samples if index not in samples], dtype=np.int64)
+        parts = self._plan.deal(kept, self._share.rank)
+        share = self._share
+        return replace(
+            window,
+            samples=tuple(kept.tolist()),
+            parts=tuple(
+                _batch(
+                    prepare(share.dataset, part.indices, seed=share.seed, epoch=window.epoch), part.indices, part.weight
+                )
+                for part in parts
+            ),
+        )
+
     def steps(self) -> Generator[Window, None, None]:
         """Window after window, epoch after epoch, without end. One such iteration at a time.
 
@@ -121,20 +150,22 @@ class Loader:
             WorkerDied: when a worker process is gone.
         """
         while True:
+            plan = self._plan
             with closing(self._windows_from(self._position)) as windows:
                 for window in windows:
                     following = self._after(window.epoch, window.index)
                     self._position = following
                     yield window
-                    if self._position != following:  # skip_to was called: what was prepared ahead is of no use
+                    # skip_to or leave_out was called: what was prepared ahead is of no use.
+                    if self._position != following or self._plan is not plan:
                         break
 
     def _windows_from(self, start: Position) -> Generator[Window, None, None]:
         planned, ahead = tee(self._planned_from(start))
-        with closing(self._arrays(job for _, jobs in ahead for job in jobs)) as arrays:
-            for samples, jobs in planned:
+        with closing(self._arrays(job for _, _, jobs in ahead for job in jobs)) as arrays:
+            for position, samples, jobs in planned:
                 parts = tuple(_batch(next(arrays), job.part.indices, job.part.weight) for job in jobs)
-                yield Window(jobs[0].epoch, jobs[0].window, samples, parts)
+                yield Window(position.epoch, position.window, samples, parts)
 
     def _arrays(self, jobs: Iterator[Job]) -> Generator[dict[str, Array], None, None]:
         if self._workers:
@@ -144,17 +175,17 @@ class Loader:
             for job in jobs:
                 yield prepare(self._share.dataset, job.part.indices, seed=self._share.seed, epoch=job.epoch)
 
-    def _planned_from(self, start: Position) -> Iterator[tuple[tuple[int, ...], list[Job]]]:
-        """All samples of a window and this rank's jobs, window after window."""
+    def _planned_from(self, start: Position) -> Iterator[tuple[Position, tuple[int, ...], list[Job]]]:
+        """Place, all samples and this rank's jobs of window after window."""
         position = start
         while True:
             epoch = position.epoch
             windows = self._plan.epoch_windows(epoch)
             while position.epoch == epoch:
                 window = windows[position.window]
-                parts = self._plan.deal(window, self._share.rank)
+                parts = self._plan.deal(window, self._share.rank) if len(window) else []
                 jobs = [Job(epoch, position.window, turn, part) for turn, part in enumerate(parts)]
-                yield tuple(window.tolist()), jobs
+                yield position, tuple(window.tolist()), jobs
                 position = self._after(epoch, position.window)
 
     def _after(self, epoch: int, window: int) -> Position:

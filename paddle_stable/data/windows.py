@@ -55,6 +55,8 @@ class WindowPlan:
     """Processes."""
     seed: int
     """The run's seed."""
+    left_out: frozenset[int] = frozenset()
+    """Samples that are in no window. The others keep their places, so that a window can be short or even empty."""
 
     def __post_init__(self) -> None:
         for name in ("count", "batch_size", "accumulate", "world_size"):
@@ -76,7 +78,7 @@ class WindowPlan:
     def epoch_windows(self, epoch: int) -> list[IndexArray]:
         """All windows of one epoch: every sample exactly once, the remaining ones in a short last window.
 
-        A function of (seed, epoch, window size) and the lengths only.
+        A function of (seed, epoch, window size), the lengths and `left_out` only.
         """
         # Sorting raw Philox words gives the same order in every NumPy release; Generator.permutation does not promise.
         words = epoch_generator(self.seed, epoch).bit_generator.random_raw(2 * self.count)
@@ -86,7 +88,9 @@ class WindowPlan:
         remaining = order[whole * self.window_size :]
         windows = order[: whole * self.window_size].reshape(whole, self.window_size)
         windows = self._bucketed(windows)[np.argsort(words[self.count : self.count + whole], kind="stable")]
-        return [*windows, *([remaining] if len(remaining) else [])]
+        every = [*windows, *([remaining] if len(remaining) else [])]
+        left_out = np.array(sorted(self.left_out), dtype=np.int64)
+        return [window[~np.isin(window, left_out)] for window in every] if len(left_out) else every
 
     def deal(self, window: IndexArray, rank: int) -> list[Part]:
         """This process's micro-batches of a window, in order.

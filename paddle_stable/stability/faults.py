@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import final
 
@@ -13,7 +14,7 @@ from paddle_stable.recipe import FaultConfig
 
 _SPOILED_GRADIENT = {"inf_grad": math.inf, "nan_grad": math.nan, "huge_grad": 1e30}
 _SPOILED_LOSS = {"nan_loss": math.nan, "loss_spike": 1000.0}
-_ON_ALL_RANKS = ("withhold", "nan_parameter", "grow_weights")
+_ON_ALL_RANKS = ("withhold", "nan_parameter", "nan_embedding", "grow_weights")
 """Faults that would otherwise make the processes' parameters differ, or let them wait for each other."""
 
 
@@ -36,10 +37,13 @@ class Faults:
         return bool(self._now(step, "withhold"))
 
     def spoil_parameters(self, step: int, model: paddle.nn.Layer) -> None:
-        """Before the step: put a NaN into a parameter, or let all weights grow."""
+        """Before the step: put a NaN into a parameter or a whole row of NaN, or let all weights grow."""
         for fault in self._now(step, "nan_parameter"):
+            _add_to_first_element(_first(model, fault.parameter), math.nan)
+        for fault in self._now(step, "nan_embedding"):
             parameter = _first(model, fault.parameter)
-            _add_to_first_element(parameter, math.nan)
+            with paddle.no_grad():
+                parameter[fault.row] = math.nan
         for _ in self._now(step, "grow_weights"):
             with paddle.no_grad():
                 for parameter in model.parameters():
@@ -47,14 +51,14 @@ class Faults:
                         parameter.scale_(1.1)
 
     def spoil_batch(self, step: int, batch: Batch) -> Batch:
-        """The batch, or one whose first sample holds NaN wherever it holds numbers that can be NaN."""
-        if not self._now(step, "nan_input"):
-            return batch
-        return Batch(
-            {name: _with_nan_in_first_sample(tensor) for name, tensor in batch.tensors.items()},
-            batch.indices,
-            batch.weight,
-        )
+        """The batch, or one whose first sample holds NaN wherever it can, or whose labels are not its own."""
+        tensors = batch.tensors
+        if self._now(step, "nan_input"):
+            batch = replace(batch, tensors={name: _with_nan_in_first_sample(t) for name, t in tensors.items()})
+        for fault in self._now(step, "corrupt_label"):
+            name = next(name for name in tensors if fnmatchcase(name, fault.tensor))
+            batch = replace(batch, tensors={**batch.tensors, name: _with_foreign_labels(batch[name])})
+        return batch
 
     def spoil_loss(self, step: int, loss: paddle.Tensor) -> paddle.Tensor:
         """The loss, or NaN or a thousand times as much in its place; or an exception."""
@@ -64,6 +68,10 @@ class Faults:
             if self._now(step, kind):
                 loss = loss * factor
         return loss
+
+    def spoil_backward(self, step: int, loss: paddle.Tensor) -> paddle.Tensor:
+        """What the backward pass begins with: the loss, or far too much of it."""
+        return loss * 1e30 if self._now(step, "overflow") else loss
 
     def spoil_gradients(self, step: int, model: paddle.nn.Layer) -> None:
         """Spoil one element of the gradient of the first trainable parameter that the fault's pattern matches."""
@@ -99,4 +107,12 @@ def _with_nan_in_first_sample(tensor: paddle.Tensor) -> paddle.Tensor:
         return tensor
     spoiled = tensor.clone()
     spoiled[0] = math.nan
+    return spoiled
+
+
+def _with_foreign_labels(tensor: paddle.Tensor) -> paddle.Tensor:
+    if not tensor.is_floating_point():
+        return paddle.roll(tensor, 1, axis=0)
+    spoiled = tensor.clone()
+    spoiled[0] = spoiled[0] * 1e4
     return spoiled

@@ -19,7 +19,10 @@ from paddle_stable.stability.incident_files import IncidentFacts, incident_folde
 from paddle_stable.stability.incident_report import as_json, as_markdown
 from paddle_stable.stability.investigation import investigate
 from paddle_stable.stability.monitor import Monitor
+from paddle_stable.stability.recovery import Recovery
 from paddle_stable.stability.replay import Replay
+from paddle_stable.stability.rollback_report import RollbackFacts, changes, probable_cause
+from paddle_stable.stability.rollback_report import write_report as write_rollback_report
 from paddle_stable.stability.step_report import SkipReason, StepReport
 from paddle_stable.training_state import model_arrays
 
@@ -74,8 +77,12 @@ class Forensics:
         self._history: deque[StepReport] = deque(maxlen=_HISTORY)
         self._tried = 0
 
+    def remember(self, report: StepReport) -> None:
+        """Take a finished step in: reports show the newest of them."""
+        self._history.append(report)
+
     def explain(self, report: StepReport, parts: Sequence[Batch], monitor: Monitor) -> Incident | None:
-        """Take a step in; when it is an incident, compute it again at once, while its parameters are still there.
+        """When a step is an incident, compute it again at once, while its parameters are still there.
 
         Communicates with no other process: each replays its own part, and those that see nothing write nothing.
 
@@ -87,7 +94,6 @@ class Forensics:
         Returns:
             None for an ordinary step, one too many, and on processes that have nothing to say.
         """
-        self._history.append(report)
         if report.verdict.skipped not in _EXPLAINED or not self._config.enabled:
             return None
         # Those on disk count, so that a resumed run goes on counting, and may write later ones anew.
@@ -114,17 +120,51 @@ class Forensics:
             return Incident(tag, f"step {report.step} could not be explained: {type(error).__name__}: {error}", "")
         return Incident(tag, f"{findings.headline()}; see {folder / 'report.md'}", text)
 
+    def explain_rollback(self, why: str, recovery: Recovery, monitor: Monitor, *, step: int, undone: int) -> Incident:
+        """Report on a rollback, before it happens: the parameters still are those that the run turns back from.
+
+        Only rank 0 writes; the parameters are the same everywhere.
+
+        Raises:
+            ValueError: when there is no good state to go back to.
+        """
+        if recovery.snapshot is None:
+            raise ValueError("there is no good state to compare with")
+        tag = f"incident/step-{step:06d}-rollback"
+        facts = RollbackFacts(
+            step=step,
+            why=why,
+            undone=undone,
+            applied=recovery.snapshot.state["applied"],
+            number=recovery.rollbacks + 1,
+            allowed=recovery.config.max_rollbacks,
+            lr_backoff=recovery.config.lr_backoff,
+            parameters=changes(recovery.snapshot.model, model_arrays(self._replay.model)),
+            history=tuple(self._history),
+            usual_norms=_usual_norms(monitor),
+        )
+        cause, _ = probable_cause(facts)
+        folder = self._folder / "incidents" / f"step-{step:06d}-rollback"
+        try:
+            text = write_rollback_report(folder, facts) if self._config.enabled else ""
+        except OSError as error:
+            return Incident(tag, f"the rollback after step {step} could not be explained: {error}", "")
+        seen = f"; see {folder / 'report.md'}" if text else ""
+        return Incident(tag, f"probable cause of the rollback: {cause}{seen}", text)
+
     def _facts(self, report: StepReport, parts: Sequence[Batch], monitor: Monitor) -> IncidentFacts:
-        usual = {
-            tag.removeprefix("grad_norm/"): float(np.median(norms)) for tag, norms in monitor.group_norms().items()
-        }
         return IncidentFacts(
             report=report,
             parts=tuple(parts),
             origins={index: self._dataset.origin(index) for part in parts for index in part.indices},
-            history=tuple(self._history),
-            usual_norms=usual,
+            history=(*self._history, report)[-_HISTORY:],
+            usual_norms=_usual_norms(monitor),
             rank=self._replay.rank,
             world_size=self._world_size,
             precision_state=self._replay.precision.state(),
         )
+
+
+def _usual_norms(monitor: Monitor) -> dict[str, float]:
+    """Median gradient norm of every layer group."""
+    return {tag.removeprefix("grad_norm/"): float(np.median(norms)) for tag, norms in monitor.group_norms().items()}

@@ -103,7 +103,7 @@ def as_markdown(findings: Findings, folder: str) -> str:
         _origin_of_it(findings.evidence),
         _samples(findings),
         _layers(facts),
-        _history(facts.history),
+        history_table(facts.history),
         _way_to_reproduce(facts, folder, findings.seconds),
     ]
     return "\n".join(section for section in sections if section)
@@ -122,14 +122,14 @@ def _head(findings: Findings) -> str:
     again = "the same" if findings.evidence.reproduced else "usable"
     rows = [
         ("step", f"{report.step:,} (epoch {report.epoch:.2f})"),
-        ("loss", _number(verdict.loss)),
-        ("gradient norm", f"{_number(verdict.grad_norm)} before clipping"),
-        ("learning rate", _number(report.lr)),
+        ("loss", number(verdict.loss)),
+        ("gradient norm", f"{number(verdict.grad_norm)} before clipping"),
+        ("learning rate", number(report.lr)),
         ("number format", _number_format(findings.facts.precision_state)),
         ("samples", f"{verdict.samples}" + _of_this_process(findings.facts)),
         (
             "computed again",
-            f"{again}: loss {_number(findings.replayed_loss)}, gradient norm {_number(findings.replayed_norm)}",
+            f"{again}: loss {number(findings.replayed_loss)}, gradient norm {number(findings.replayed_norm)}",
         ),
     ]
     return "\n".join(
@@ -143,7 +143,7 @@ def _head(findings: Findings) -> str:
             *_of_other_processes(findings),
             "Nothing that learns was changed by this step.",
             "",
-            _table(("", ""), rows),
+            table(("", ""), rows),
             "",
         ]
     )
@@ -193,8 +193,8 @@ def _origin_of_it(evidence: Evidence) -> str:
     if first is not None:
         lines += ["", _ranges(first)]
     if evidence.wild_weights:
-        rows = [(f"`{w.name}`", _number(w.magnitude)) for w in evidence.wild_weights[:_SHOWN_LAYERS]]
-        lines += ["", "Parameters out of range:", "", _table(("parameter", "largest magnitude"), rows)]
+        rows = [(f"`{w.name}`", number(w.magnitude)) for w in evidence.wild_weights[:_SHOWN_LAYERS]]
+        lines += ["", "Parameters out of range:", "", table(("parameter", "largest magnitude"), rows)]
     return "\n".join([*lines, ""])
 
 
@@ -203,7 +203,7 @@ def _ranges(first: FirstBad) -> str:
     into, out = ("input", "output") if forward else ("gradient from behind", "gradient passed on")
     rows = [(into, str(r)) for r in first.inputs] + [(out, str(r)) for r in first.outputs]
     rows += [(f"`{name}`" if forward else f"gradient of `{name}`", str(r)) for name, r in first.parameters.items()]
-    return _table(("tensor", "range"), rows) if rows else ""
+    return table(("tensor", "range"), rows) if rows else ""
 
 
 def _samples(findings: Findings) -> str:
@@ -221,12 +221,12 @@ def _samples(findings: Findings) -> str:
         else ""
     )
     rows = []
-    for number, sample in enumerate(samples[:_SHOWN_SAMPLES], start=1):
+    for rank, sample in enumerate(samples[:_SHOWN_SAMPLES], start=1):
         origin = facts.origins[sample.position]
         where = f"{origin.file}:{origin.line}" if origin.line else origin.file
         note = odd[sample.position].what if sample.position in odd else ""
         rows.append(
-            (str(number), _number(sample.loss), _number(sample.grad_norm), f"`{where}`", _cell(origin.excerpt), note)
+            (str(rank), number(sample.loss), number(sample.grad_norm), f"`{where}`", cell(origin.excerpt), note)
         )
     heads = ("", "own loss", "own gradient norm", "where", "excerpt", "remarkable")
     more = f"\n\nThe other {len(samples) - _SHOWN_SAMPLES} are in report.json." if len(samples) > _SHOWN_SAMPLES else ""
@@ -236,7 +236,7 @@ def _samples(findings: Findings) -> str:
             "",
             f"Computed one by one. {said}{left_out}",
             "",
-            _table(heads, rows) + more,
+            table(heads, rows) + more,
             "",
         ]
     )
@@ -247,16 +247,16 @@ def _layers(facts: IncidentFacts) -> str:
     if not norms:
         return ""
     if not any(math.isfinite(norm) for norm in facts.report.verdict.group_norms.values()):
-        medians = ", ".join(f"`{group}` {_number(norm)}" for group, norm in facts.usual_norms.items())
+        medians = ", ".join(f"`{group}` {number(norm)}" for group, norm in facts.usual_norms.items())
         before = f"Usual, as the median of the steps before: {medians}." if medians else "There was no step before."
         return f"## Gradients by layer\n\nNone is finite. {before}\n"
     rows = []
     for group, norm in norms:
         usual = facts.usual_norms.get(group)
         ratio = f"{norm / usual:,.3g} x" if usual and math.isfinite(norm) else ""
-        rows.append((f"`{group}`", _number(norm), _number(usual) if usual is not None else "not known yet", ratio))
+        rows.append((f"`{group}`", number(norm), number(usual) if usual is not None else "not known yet", ratio))
     heads = ("layer", "gradient norm", "usual (median)", "ratio")
-    return "\n".join(["## The largest gradients by layer", "", _table(heads, rows), ""])
+    return "\n".join(["## The largest gradients by layer", "", table(heads, rows), ""])
 
 
 def _largest_norms(facts: IncidentFacts) -> list[tuple[str, float]]:
@@ -266,7 +266,8 @@ def _largest_norms(facts: IncidentFacts) -> list[tuple[str, float]]:
     return sorted(facts.report.verdict.group_norms.items(), key=size, reverse=True)[:_SHOWN_LAYERS]
 
 
-def _history(history: Sequence[StepReport]) -> str:
+def history_table(history: Sequence[StepReport]) -> str:
+    """The section with the newest steps."""
     rows = []
     for report in reversed(history):
         verdict = report.verdict
@@ -274,10 +275,10 @@ def _history(history: Sequence[StepReport]) -> str:
             what = f"skipped: {verdict.skipped.value}"
         else:
             what = f"clipped to {verdict.clip_scale:.3g} of it" if verdict.clipped else "applied"
-        rows.append((f"{report.step}", _number(verdict.loss), _number(verdict.grad_norm), _number(report.lr), what))
+        rows.append((f"{report.step}", number(verdict.loss), number(verdict.grad_norm), number(report.lr), what))
     heads = ("step", "loss", "gradient norm", "learning rate", "what became of it")
     title = f"The last {len(rows)} steps, newest first" if len(rows) > 1 else "There was no step before"
-    return "\n".join([f"## {title}", "", _table(heads, rows), ""])
+    return "\n".join([f"## {title}", "", table(heads, rows), ""])
 
 
 def _way_to_reproduce(facts: IncidentFacts, folder: str, seconds: float) -> str:
@@ -304,11 +305,12 @@ def _name(layer: str) -> str:
     return layer if layer in (LOSS, NETWORK) else f"`{layer}`"
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """Four digits, for a table."""
     return f"{value:.4g}" if math.isfinite(value) else str(value).replace("nan", "NaN")
 
 
-def _cell(text: str) -> str:
+def cell(text: str) -> str:
     """Text that cannot break a table."""
     return text.replace("|", "\\|").replace("\n", " ")
 
@@ -317,6 +319,7 @@ def _origin(facts: IncidentFacts, position: int) -> dict[str, Any]:
     return asdict(facts.origins[position])
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -35,6 +35,8 @@ class Totals:
     rollbacks: int = 0
     spikes: int = 0
     """Steps whose loss or norm was far beyond its usual level, whether they were limited or skipped."""
+    dropped_samples: int = 0
+    """Samples left out of applied steps because each was not finite on its own."""
     nonfinite_values: int = 0
     """Losses and gradient norms that were NaN or inf. A withheld step computes neither."""
 
@@ -68,7 +70,12 @@ class Totals:
             self, nonfinite_values=self.nonfinite_values + bad, spikes=self.spikes + int(bool(verdict.spike))
         )
         if verdict.skipped is None:
-            return replace(counted, applied=self.applied + 1, clipped=self.clipped + int(verdict.clipped))
+            return replace(
+                counted,
+                applied=self.applied + 1,
+                clipped=self.clipped + int(verdict.clipped),
+                dropped_samples=self.dropped_samples + verdict.dropped,
+            )
         reason = verdict.skipped.value
         return replace(counted, skips={**self.skips, reason: self.skips[reason] + 1})
 
@@ -262,6 +269,7 @@ class Monitor:
             "stability/skipped_nonfinite": counts.skips["nonfinite"],
             "stability/skipped_spike": counts.skips["spike"],
             "stability/spikes": counts.spikes,
+            "stability/dropped_samples": counts.dropped_samples,
             "stability/nonfinite_values": counts.nonfinite_values,
             "stability/loss_scale": self._loss_scale,
             "stability/rollbacks": counts.rollbacks,

@@ -106,7 +106,8 @@ class Recovery:
 
     def __init__(self, config: RecoveryConfig) -> None:
         """Start without a snapshot."""
-        self._config = config
+        self.config = config
+        """The recipe's `stability.recovery`."""
         self._health = Health()
         self._setback = Setback()
         self._kept_at = 0
@@ -116,7 +117,7 @@ class Recovery:
     @property
     def is_possible(self) -> bool:
         """Whether there is a rollback left."""
-        return self.snapshot is not None and self._setback.rollbacks < self._config.max_rollbacks
+        return self.snapshot is not None and self._setback.rollbacks < self.config.max_rollbacks
 
     @property
     def rollbacks(self) -> int:
@@ -125,20 +126,20 @@ class Recovery:
 
     def lr_factor(self, applied: int) -> float:
         """Factor on the scheduled learning rate of the next step after `applied` updates."""
-        return self._setback.lr_factor(applied, self._config)
+        return self._setback.lr_factor(applied, self.config)
 
     def observe(self, report: StepReport) -> None:
         """Take one more step in."""
-        self._health = self._health.after(report, self._config)
+        self._health = self._health.after(report, self.config)
 
     def wants_snapshot(self, applied: int) -> bool:
         """Whether the present state is due, and the newest steps were good enough for it to be kept."""
-        if self._config.max_rollbacks == 0:
+        if self.config.max_rollbacks == 0:
             return False
         if self.snapshot is None:
             return True
-        healthy = self._health.usable_steps >= self._config.healthy_steps and self._health.high_steps == 0
-        return healthy and applied - self._kept_at >= self._config.snapshot_every
+        healthy = self._health.usable_steps >= self.config.healthy_steps and self._health.high_steps == 0
+        return healthy and applied - self._kept_at >= self.config.snapshot_every
 
     def keep(self, snapshot: Snapshot, applied: int) -> None:
         """Make this the state to go back to. One that is not finite is not kept: the older one stays."""
@@ -154,12 +155,19 @@ class Recovery:
         """
         if unusable_in_a_row >= limit:
             return f"{limit} steps in a row could not be used (stability.max_consecutive_skips)"
-        health, config = self._health, self._config
+        health, config = self._health, self.config
         if config.max_rollbacks and health.high_steps >= config.loss_steps and health.loss and health.best_loss:
             return (
                 f"the smoothed loss has been above {config.loss_factor:g} times its best for {config.loss_steps} steps "
                 f"({health.loss:.4g}, best {health.best_loss:.4g})"
             )
+        return None
+
+    def diverging_at_the_end(self) -> str | None:
+        """Why a run that has come to its last step has not ended well, in words; None when it has."""
+        health, factor = self._health, self.config.loss_factor
+        if self.config.max_rollbacks and health.high_steps and health.loss and health.best_loss:
+            return f"the smoothed loss ends above {factor:g} times its best ({health.loss:.4g}, {health.best_loss:.4g})"
         return None
 
     def rolled_back(self, applied: int) -> None:

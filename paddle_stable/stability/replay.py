@@ -135,8 +135,7 @@ class Replay:
         """Own loss and gradient norm of single samples of a micro-batch, in the order of `rows`."""
         found = []
         for row in rows:
-            alone = Batch({name: t[row : row + 1] for name, t in batch.tensors.items()}, (batch.indices[row],))
-            replayed = self.run(step, [alone])
+            replayed = self.run(step, [batch.rows(row, row + 1)])
             found.append((replayed.loss, replayed.grad_norm))
         return found
 

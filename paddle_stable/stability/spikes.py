@@ -124,7 +124,12 @@ class SpikeWatch:
     @property
     def skips(self) -> bool:
         """Whether a spike is left out, rather than limited."""
-        return self._config.action == "skip"
+        return self._config.action in ("skip", "rollback")
+
+    @property
+    def rolls_back(self) -> bool:
+        """Whether the run is to return to its last good state after a spike."""
+        return self._config.action == "rollback"
 
     def judge(self, *, loss: float, norm: float) -> Spike | None:
         """Look at an ordinary, finite step and learn from it; a spike, or None.

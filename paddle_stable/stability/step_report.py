@@ -47,6 +47,8 @@ class Verdict:
     """L2 norm before clipping of every layer group."""
     loss_scale: float = 1.0
     """Loss scale that this step used; 1.0 without float16."""
+    dropped: int = 0
+    """Samples of the step that were left out of the update because each was not finite on its own."""
     stop_requested: bool = False
     """Some process was asked to stop by a signal: all stop after this step."""
 

@@ -393,3 +393,47 @@ def test_a_split_without_samples_has_no_outputs() -> None:
 def test_outputs_that_do_not_fit_are_refused(mine: list[Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         in_sample_order(mine, 3, World.single())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_samples_are_left_out_from_the_next_window_on(workers: int) -> None:
+    loader = loader_of(workers=workers)
+    with closing(loader.steps()) as windows:
+        first_window = next(windows)
+        second = loader_of().steps()
+        next(second)
+        expected = next(second).samples
+        loader.leave_out(frozenset(expected[:2]))
+        following = next(windows)
+        seen = [*first_window.samples, *following.samples]
+        seen += [index for _ in range(STEPS - 2) for index in next(windows).samples]
+        assert loader.position == Position(1, 0)
+    assert following.samples == expected[2:]
+    assert sorted(seen) == sorted(set(range(COUNT)) - set(expected[:2]))
+
+
+def test_a_window_of_which_all_samples_are_left_out_is_empty() -> None:
+    loader = loader_of()
+    samples = next(loader_of().steps()).samples
+    loader.leave_out(frozenset(samples))
+    with closing(loader.steps()) as windows:
+        window = next(windows)
+        assert (window.samples, window.parts, loader.position) == ((), (), Position(0, 1))
+        assert len(next(windows).samples) == 6
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_window_without_some_samples_is_dealt_anew(size: int) -> None:
+    kept = []
+    for rank in range(size):
+        loader = loader_of(rank=rank, size=size)
+        window = next(loader.steps())
+        position = loader.position
+        again = loader.without(window, window.samples[1:3])
+        assert again.samples == (window.samples[0], *window.samples[3:])
+        assert loader.position == position
+        kept += [(index, batch.weight / batch.size) for batch in again.parts for index in batch.indices]
+        noise = noise_by_sample([window])
+        assert all(noise.get(index, row) == row for index, row in noise_by_sample([again]).items())
+    assert sorted(index for index, _ in kept) == sorted(again.samples)
+    assert [share for _, share in kept] == pytest.approx([1 / len(again.samples)] * len(again.samples))

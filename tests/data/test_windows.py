@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -177,3 +178,13 @@ def test_a_rank_outside_the_world_is_refused(rank: int) -> None:
 def test_what_is_not_a_window_is_refused(samples: int) -> None:
     with pytest.raises(ValueError, match="a window has 1 to 12 samples"):
         plan_of().deal(np.arange(samples), 0)
+
+
+def test_samples_that_are_left_out_leave_the_others_where_they_were() -> None:
+    plan = plan_of(count=29)
+    before = as_lists(plan.epoch_windows(1))
+    whole_window = frozenset(before[1])
+    after = as_lists(replace(plan, left_out=whole_window | {before[0][2]}).epoch_windows(1))
+    assert after[0] == [index for index in before[0] if index != before[0][2]]
+    assert after[1] == []
+    assert after[2:] == before[2:]

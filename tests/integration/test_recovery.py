@@ -71,6 +71,7 @@ def test_a_parameter_that_is_not_finite_leads_back_to_the_last_good_state(tmp_pa
     assert trainer.recovery.rollbacks == 1
     assert trainer.progress.undone > 0
     assert_usable(trainer)
+    assert not (tmp_path / "run" / "incidents").exists()
     rates = {step: value for tag, step, value in curve(tmp_path / "run") if tag == "train/lr"}
     assert rates[30] == pytest.approx(rates[19] / 2, rel=0.4)
     assert rates[24] < rates[27]
@@ -145,3 +146,42 @@ def test_a_signal_in_a_state_that_is_not_finite_still_leaves_a_checkpoint(tmp_pa
     assert newest is not None
     assert newest.name == "step-000020"
     assert not passed_over
+
+
+def test_a_rollback_is_explained(tmp_path: Path) -> None:
+    fault = {"step": 20, "kind": "nan_parameter", "parameter": "head.*"}
+    trainer = trained(tmp_path, [fault], **{"forensics.enabled": True, "forensics.max_reports": 1})
+    assert_usable(trainer)
+    names = sorted(folder.name for folder in (tmp_path / "run" / "incidents").iterdir())
+    assert names == ["step-000020", "step-000023-rollback"]
+    text = (tmp_path / "run" / "incidents" / names[1] / "report.md").read_text(encoding="utf8")
+    assert "`head.weight` among them" in text
+    assert "4 steps in a row could not be used" in text
+
+
+def test_a_label_in_a_wrong_unit_is_limited_to_a_usual_step(tmp_path: Path) -> None:
+    trainer = trained(tmp_path, [{"step": 20, "kind": "corrupt_label", "tensor": "target*"}])
+    totals = trainer.monitor.totals
+    assert (totals.spikes, totals.skipped, trainer.recovery.rollbacks) == (1, 0, 0)
+    assert_usable(trainer)
+
+
+def test_an_overflow_of_float16_lowers_the_scale_and_costs_one_step(tmp_path: Path) -> None:
+    values = {"amp.dtype": "float16", "amp.emulate": True, "amp.init_scale": 1024.0}
+    trainer = trained(tmp_path, [{"step": 20, "kind": "overflow"}], **values)
+    totals = trainer.monitor.totals
+    assert (totals.skips["overflow"], totals.skips["nonfinite"], trainer.recovery.rollbacks) == (1, 0, 0)
+    assert trainer.precision.loss_scale < 1024.0
+    assert_usable(trainer)
+
+
+def test_an_overflow_without_float16_is_a_spike(tmp_path: Path) -> None:
+    trainer = trained(tmp_path, [{"step": 20, "kind": "overflow"}])
+    assert (trainer.monitor.totals.spikes, trainer.progress.skipped) == (1, 0)
+    assert_usable(trainer)
+
+
+def test_a_row_of_nan_leads_back_to_the_last_good_state(tmp_path: Path) -> None:
+    trainer = trained(tmp_path, [{"step": 20, "kind": "nan_embedding", "row": 2}])
+    assert trainer.recovery.rollbacks == 1
+    assert_usable(trainer)

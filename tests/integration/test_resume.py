@@ -51,6 +51,9 @@ class StopsAt:
     def spoil_loss(self, step: int, loss: paddle.Tensor) -> paddle.Tensor:
         return self._faults.spoil_loss(step, loss)
 
+    def spoil_backward(self, step: int, loss: paddle.Tensor) -> paddle.Tensor:
+        return self._faults.spoil_backward(step, loss)
+
     def spoil_gradients(self, step: int, model: paddle.nn.Layer) -> None:
         self._faults.spoil_gradients(step, model)
 

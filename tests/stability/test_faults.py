@@ -102,10 +102,34 @@ def test_a_fault_that_would_hit_nothing_is_an_error() -> None:
         faults_of("nan_parameter", parameter="decoder.*").spoil_parameters(1, network_with_gradients())
 
 
-@pytest.mark.parametrize("kind", ["withhold", "nan_parameter", "grow_weights"])
+@pytest.mark.parametrize("kind", ["withhold", "nan_parameter", "nan_embedding", "grow_weights"])
 def test_what_would_make_processes_differ_happens_on_all(kind: str) -> None:
     model = network_with_gradients()
     before = model[0].weight.numpy().copy()
     faults = Faults((FaultConfig(step=1, kind=kind, rank=1),), rank=0)
     faults.spoil_parameters(1, model)
     assert faults.withholds(1) or not np.array_equal(model[0].weight.numpy(), before)
+
+
+def test_a_row_of_an_embedding_becomes_nan() -> None:
+    model = network_with_gradients()
+    faults_of("nan_embedding", parameter="0.weight", row=1).spoil_parameters(1, model)
+    assert np.isnan(model[0].weight.numpy()).sum(axis=1).tolist() == [0, 2]
+
+
+def test_numbers_to_be_predicted_get_a_wrong_unit() -> None:
+    batch = Batch({"x": paddle.ones([3, 2]), "target": paddle.ones([3, 1])}, (0, 1, 2))
+    spoiled = faults_of("corrupt_label", tensor="target").spoil_batch(1, batch)
+    assert spoiled["target"].tolist() == [[1e4], [1.0], [1.0]]
+    assert spoiled["x"] is batch["x"]
+
+
+def test_classes_go_to_the_next_sample() -> None:
+    batch = Batch({"x": paddle.ones([3, 2]), "label": paddle.to_tensor([1, 2, 3])}, (0, 1, 2))
+    spoiled = faults_of("corrupt_label", tensor="lab*").spoil_batch(1, batch)
+    assert spoiled["label"].tolist() == [3, 1, 2]
+
+
+def test_overflow_makes_the_way_back_too_large_for_float16() -> None:
+    assert float(faults_of("overflow").spoil_backward(1, paddle.to_tensor(2.0))) == pytest.approx(2e30)
+    assert float(faults_of("overflow").spoil_backward(2, paddle.to_tensor(2.0))) == 2.0

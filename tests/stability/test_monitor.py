@@ -26,6 +26,7 @@ TAGS = {
     "stability/skipped_nonfinite",
     "stability/skipped_spike",
     "stability/spikes",
+    "stability/dropped_samples",
     "stability/nonfinite_values",
     "stability/loss_scale",
     "stability/rollbacks",

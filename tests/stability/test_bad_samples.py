@@ -1,0 +1,34 @@
+"""The samples that are not finite on their own are found, whatever their number and place, and nothing moves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .incident_sample import everything_that_learns, open_run, spoiled
+
+
+@pytest.mark.parametrize("rows", [[], [0], [15], [3, 4], [0, 7, 15], list(range(16))], ids=str)
+def test_just_the_bad_samples_are_found(rows: list[int], tmp_path: Path) -> None:
+    trainer = open_run(tmp_path)
+    window = next(trainer.loader.steps())
+    indices = window.parts[0].indices
+    for row in rows:
+        window = spoiled(window, row=row)
+    before = everything_that_learns(trainer)
+    assert trainer.bad_samples.find(1, window.parts) == {indices[row] for row in rows}
+    assert everything_that_learns(trainer) == before
+
+
+def test_they_are_found_in_every_micro_batch(tmp_path: Path) -> None:
+    trainer = open_run(tmp_path, run__accumulate=2)
+    window = next(trainer.loader.steps())
+    parts = (window.parts[0], spoiled(window, row=5).parts[0])
+    assert trainer.bad_samples.find(1, parts) == {parts[1].indices[5]}
+
+
+def test_a_finite_spike_is_not_the_work_of_bad_samples(tmp_path: Path) -> None:
+    trainer = open_run(tmp_path)
+    window = spoiled(next(trainer.loader.steps()), value=1e6)
+    assert trainer.bad_samples.find(1, window.parts) == frozenset()
