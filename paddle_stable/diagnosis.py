@@ -59,6 +59,10 @@ def reproduce(folder: Path, *, trust: bool = False) -> Reproduction:
     Raises:
         InputError: when the folder is incomplete or damaged, or the data files no longer fit it.
     """
+    if folder.name.endswith("-rollback"):
+        raise InputError.single(
+            str(folder), f"a rollback has no step to compute again; its {REPORT}.md says what is known"
+        )
     facts, weights = read_incident(folder)
     loaded = load_recipe(str(folder / RECIPE), trust=trust)
     use_device(loaded.recipe)
@@ -82,6 +86,13 @@ def reproduce(folder: Path, *, trust: bool = False) -> Reproduction:
         float(facts.world_size),
     )
     findings = investigate(replay, facts, loaded.recipe.forensics.max_samples)
-    then = json.loads((folder / f"{REPORT}.json").read_text(encoding="utf8"))
-    layer = then["first_bad"]["layer"] if then["first_bad"] is not None else None
-    return Reproduction(findings, then["cause"], layer)
+    return Reproduction(findings, *_found_then(folder / f"{REPORT}.json"))
+
+
+def _found_then(path: Path) -> tuple[str, str | None]:
+    """Cause and first layer that the run had found."""
+    try:
+        then = json.loads(path.read_text(encoding="utf8"))
+        return str(then["cause"]), then["first_bad"]["layer"] if then["first_bad"] is not None else None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError.single(str(path), f"cannot be read ({type(error).__name__}: {error})") from error

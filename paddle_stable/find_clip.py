@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import final
 
 import numpy as np
@@ -56,6 +57,20 @@ class ObservedNorms:
         return float(np.mean(np.array(self.norms) > bound))
 
 
+def open_folder(folder: Path) -> None:
+    """Create the folder that the report will go to: nobody should train first and hear of it afterwards.
+
+    Raises:
+        InputError: when nothing can be written there.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError.single(str(folder), f"--output cannot be written: {error.strerror}") from error
+
+
 def observe(loaded: LoadedRecipe, steps: int) -> ObservedNorms:
     """Train in this process without clip and without spike detection. Nothing is evaluated, saved or recorded.
 
@@ -86,6 +101,12 @@ def observe(loaded: LoadedRecipe, steps: int) -> ObservedNorms:
             f"only {len(applied)} of {len(reports)} steps could be applied, and a bound from fewer than {ENOUGH_STEPS} "
             "norms means nothing. More steps, or, where they were skipped, a lower optim.lr or a bound from "
             f"docs/clip.md. {trainer.monitor.explain_skips()}",
+        )
+    if float(np.percentile([verdict.grad_norm for verdict in applied], RECOMMENDED)) <= 0.0:
+        raise InputError.single(
+            loaded.path,
+            f"nearly all gradient norms of {len(applied)} steps are 0, so that no bound follows from them: is "
+            "everything frozen, the loss constant, or does half precision underflow (amp.init_scale)?",
         )
     return ObservedNorms(
         recipe=loaded.path,
@@ -149,8 +170,11 @@ def _change(norms: Sequence[float]) -> Iterator[str]:
 
 
 def write_report(observed: ObservedNorms, folder: Path) -> tuple[Path, Path]:
-    """Write the picture and, for other tools, the norms themselves: (norms.png, norms.json)."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write the picture and, for other tools, the norms themselves, into a folder that is there.
+
+    Returns:
+        norms.png and norms.json.
+    """
     picture, values = folder / "norms.png", folder / "norms.json"
     FigureCanvasAgg(norms_figure(observed)).print_figure(picture, format="png", dpi=100)
     content = {"recipe": observed.recipe, "norms": observed.norms, "losses": observed.losses}

@@ -181,7 +181,20 @@ def _fit(trainer: Trainer, folder: Path, stop: StopSignal) -> End:
     if why is not None:
         kept = f"The results are those of the best checkpoint, {trainer.store.best() if trainer.world.is_main else ''}."
         return End(ExitCode.DIVERGED, f"All steps are done, but training has diverged: {why}. {kept}")
-    return End(ExitCode.DONE, f"done after step {trainer.progress.step}")
+    reason = _done(trainer)
+    if trainer.progress.step < trainer.schedule.total:
+        trainer.writers.note(reason)
+    return End(ExitCode.DONE, reason)
+
+
+def _done(trainer: Trainer) -> str:
+    if trainer.progress.step == trainer.schedule.total:
+        return f"done after step {trainer.progress.step}"
+    best, patience = trainer.best, trainer.recipe.run.early_stop
+    return (
+        f"done early, after step {trainer.progress.step} of {trainer.schedule.total}: no better {best.metric} than "
+        f"that of step {best.step} in {patience} evaluations (run.early_stop)"
+    )
 
 
 def _end_of(error: Exception, trainer: Trainer) -> End:

@@ -13,6 +13,9 @@ from typing import IO, final
 
 from paddle_stable.errors import ExitCode, InputError
 
+_FILES = ("metrics.jsonl", "run.log", "results.json", "exit.json", "quarantine.jsonl")
+"""What a run writes beside its checkpoints and incidents."""
+
 
 @final
 class RunFolder:
@@ -30,6 +33,12 @@ class RunFolder:
             self._lock: IO[str] = (path / "run.lock").open("a+", encoding="utf8")
         except OSError as error:
             raise InputError.single(str(path), f"run.output_dir cannot be written: {error.strerror}") from error
+        blocked = [name for name in _FILES if (path / name).is_dir()]
+        if blocked:
+            self._lock.close()
+            raise InputError.single(
+                str(path), f"expected files and found folders: {', '.join(blocked)}. Move them away"
+            )
         try:
             # A POSIX lock, because forked loader workers do not inherit it: an orphan must not hold the folder.
             fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

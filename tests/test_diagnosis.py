@@ -80,3 +80,23 @@ def test_data_files_that_no_longer_fit_are_named(tmp_path: Path) -> None:
                             for i, line in enumerate(data.read_text().splitlines())), encoding="utf8")  # fmt: skip
     with pytest.raises(InputError, match="data files that the model is built from have changed"):
         reproduce(tmp_path / "run/incidents/step-000001")
+
+
+def test_a_report_that_is_gone_or_damaged_is_refused_with_a_sentence(incident: Path) -> None:
+    report = incident / "report.json"
+    before = report.read_text(encoding="utf8")
+    try:
+        for text in ("{", "[]", '{"cause": "bad input"}'):
+            report.write_text(text, encoding="utf8")
+            with pytest.raises(InputError, match=r"report\.json.*cannot be read"):
+                reproduce(incident)
+        report.unlink()
+        with pytest.raises(InputError, match=r"report\.json.*cannot be read"):
+            reproduce(incident)
+    finally:
+        report.write_text(before, encoding="utf8")
+
+
+def test_a_rollback_has_nothing_to_compute_again(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="a rollback has no step to compute again"):
+        reproduce(tmp_path / "step-000012-rollback")

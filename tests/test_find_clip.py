@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from paddle_stable.errors import InputError
-from paddle_stable.find_clip import ObservedNorms, describe, observe, write_report
+from paddle_stable.find_clip import ObservedNorms, describe, observe, open_folder, write_report
 from paddle_stable.recipe import ModelKind
 from paddle_stable.recipe_io import LoadedRecipe, load_recipe
 
@@ -59,6 +59,20 @@ def test_too_few_steps_are_refused_with_the_reason(tmp_path: Path) -> None:
         observe(loaded(tmp_path, faults=faults), steps=30)
 
 
+def test_norms_of_0_make_no_bound(tmp_path: Path) -> None:
+    frozen = [{"match": "lstm.*", "freeze": True}, {"match": "head.weight", "freeze": True}]
+    with pytest.raises(InputError, match="nearly all gradient norms of 25 steps are 0"):
+        observe(
+            loaded(tmp_path, **{"task__loss": "huber", "task__huber_delta": 1e-30, "optim__groups": frozen}), steps=25
+        )
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_training(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="--output cannot be written"):
+        open_folder(tmp_path / "file" / "report")
+
+
 def test_the_95th_percentile_is_recommended_to_three_digits() -> None:
     observed = norms(np.linspace(1.0, 3.0, 101))
     assert observed.max_norm == 2.9
@@ -99,7 +113,9 @@ def test_norms_that_change_in_the_course_of_the_run_are_pointed_out() -> None:
 
 @pytest.mark.parametrize("values", [[2.0] * 30, [0.0] * 30, [1e-9, 1e9] * 20], ids=["equal", "zero", "far apart"])
 def test_the_picture_can_always_be_drawn(values: list[float], tmp_path: Path) -> None:
-    picture, written = write_report(norms(values), tmp_path / "new" / "folder")
+    folder = tmp_path / "new" / "folder"
+    open_folder(folder)
+    picture, written = write_report(norms(values), folder)
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert json.loads(written.read_text(encoding="utf-8"))["norms"] == values
 

@@ -44,6 +44,15 @@ def test_a_run_killed_before_its_first_checkpoint_can_be_started_again(tmp_path:
     folder.close()
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "run.log", "results.json", "exit.json", "quarantine.jsonl"])
+def test_a_folder_in_the_place_of_a_file_is_an_input_error(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    with pytest.raises(InputError, match=f"expected files and found folders: {name}"):
+        RunFolder(tmp_path)
+    (tmp_path / name).rmdir()
+    RunFolder(tmp_path).close()
+
+
 def test_a_folder_that_cannot_be_made_is_an_input_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match=r"run\.output_dir cannot be written"):

@@ -40,19 +40,24 @@ def main() -> int:
     start_tool()
     if arguments.trust:
         sys.path.insert(0, str(Path.cwd()))
+    from paddle_stable.data.workers import SampleError, WorkerDied
     from paddle_stable.errors import ExitCode, InputError
-    from paddle_stable.find_clip import describe, observe, write_report
+    from paddle_stable.find_clip import describe, observe, open_folder, write_report
     from paddle_stable.recipe_io import load_recipe
+    from paddle_stable.trainer import StepFailed
 
+    folder = arguments.output or Path("runs") / "find_clip" / Path(arguments.config).stem
     try:
         loaded = load_recipe(arguments.config, arguments.override, smoke=arguments.smoke, trust=arguments.trust)
+        open_folder(folder)
         observed = observe(loaded, arguments.steps)
     except InputError as error:
         print(error, file=sys.stderr)
         return ExitCode.INPUT
-    picture, values = write_report(
-        observed, arguments.output or Path("runs") / "find_clip" / Path(arguments.config).stem
-    )
+    except (StepFailed, SampleError, WorkerDied) as error:
+        print(error, file=sys.stderr)
+        return ExitCode.ERROR
+    picture, values = write_report(observed, folder)
     print(describe(observed, loaded.recipe.clip.kind))
     print(f"The picture: {picture}; the norms: {values}")
     return ExitCode.DONE

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import date, datetime
+import re
+from datetime import date, datetime, timezone
 from typing import Annotated, Literal, TypeAlias, cast, final
 
 from pydantic import BeforeValidator, Field, PositiveInt, field_validator, model_validator
@@ -94,6 +95,17 @@ class FeatureConfig(Section):
         return self.rows if self.transform in ("log_return", "log_realised_volatility") else 0
 
 
+def _refuse_bad_format(text: str) -> None:
+    """Raise ValueError for what strptime cannot read back from what it wrote, or what does not name the day."""
+    moment = datetime(2003, 5, 17, 16, 45, 30, tzinfo=timezone.utc)
+    try:
+        read = datetime.strptime(moment.strftime(text), text)  # noqa: DTZ007 - only the day is looked at
+    except (ValueError, re.error) as error:
+        raise ValueError(f"expected a format of strptime such as %Y-%m-%d, got {text!r} ({error})") from error
+    if (read.month, read.day) != (moment.month, moment.day):
+        raise ValueError(f"expected a format with year, month and day such as %Y-%m-%d, got {text!r}")
+
+
 @final
 class SeriesConfig(DataConfig):
     """Windows over one CSV file, in the order of time."""
@@ -132,6 +144,13 @@ class SeriesConfig(DataConfig):
     """standard: mean and standard deviation; robust: median and interquartile range. Fitted on train rows."""
     policy: PolicyConfig = PolicyConfig()
     """What to do with bad rows."""
+
+    @field_validator("time_format")
+    @classmethod
+    def _is_a_format_of_time(cls, value: str | None) -> str | None:
+        if value is not None:
+            _refuse_bad_format(value)
+        return value
 
     @field_validator("dev_from", "test_from", "until")
     @classmethod

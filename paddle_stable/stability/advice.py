@@ -85,7 +85,8 @@ def _about_learning(comparison: NaiveComparison | None) -> Iterator[str]:
 def _about_clipping(monitor: Monitor, clip: ClipConfig) -> Iterator[str]:
     quantiles = monitor.norm_quantiles()
     totals = monitor.totals
-    if totals.applied < ENOUGH_STEPS or quantiles is None:
+    # Norms of 0 say that nothing is trained, and make no bound.
+    if totals.applied < ENOUGH_STEPS or quantiles is None or quantiles.p95 <= 0.0:
         return
     if clip.kind == "none":
         yield (

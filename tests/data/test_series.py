@@ -262,6 +262,12 @@ def test_times_are_read_in_their_format(tmp_path: Path, pattern: str | None, tex
     assert (series.when(0), series.when(39)) == ("2020-01-01", "2020-02-09")
 
 
+@pytest.mark.parametrize("pattern", ["%Q", "", "YYYY-MM-DD", "%H:%M", "%Y", "%d %d"])
+def test_a_format_that_cannot_name_a_day_is_a_mistake_in_the_recipe(tmp_path: Path, pattern: str) -> None:
+    with pytest.raises(ValueError, match=r"time_format(.|\n)*expected a format"):
+        load(tmp_path, table_lines(), time_format=pattern)
+
+
 @pytest.mark.parametrize("cuts", [(28, 34), (0.7, 0.85), ("2020-01-29", "2020-02-04")])
 def test_cuts_are_fractions_rows_or_dates(tmp_path: Path, cuts: tuple[Any, Any]) -> None:
     series = load(tmp_path, table_lines(), dev_from=cuts[0], test_from=cuts[1]).series

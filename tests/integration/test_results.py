@@ -129,3 +129,21 @@ def test_a_run_that_never_updated_anything_is_not_done(tmp_path: Path) -> None:
     record = json.loads((tmp_path / "run" / "exit.json").read_text(encoding="utf8"))
     assert record["code"] == 3
     assert "none of 25 steps could be used" in record["reason"]
+
+
+def test_an_early_stop_is_named(tmp_path: Path) -> None:
+    never_better = ("run.eval_every=3", "run.early_stop=1", "optim.lr=1e-12", "run.best_metric=directional_accuracy")
+    assert run_training(request(tmp_path, *never_better)) is ExitCode.DONE
+    record = json.loads((tmp_path / "run" / "exit.json").read_text(encoding="utf8"))
+    assert "done early, after step 6 of 25: no better directional_accuracy than that of step 3" in record["reason"]
+    assert "done early" in (tmp_path / "run" / "run.log").read_text(encoding="utf8")
+
+
+def test_a_run_that_ends_far_above_its_best_loss_is_not_done(tmp_path: Path) -> None:
+    grow = 'faults=[{"step": 18, "kind": "grow_weights", "steps": 8}]'
+    asked = request(tmp_path, grow, "optim.lr=1e-9", "stability.recovery.loss_factor=1.1")
+    assert run_training(asked) is ExitCode.DIVERGED
+    record = json.loads((tmp_path / "run" / "exit.json").read_text(encoding="utf8"))
+    assert record["code"] == 3
+    assert "All steps are done, but training has diverged" in record["reason"]
+    assert (tmp_path / "run" / "results.json").exists()

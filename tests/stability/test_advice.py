@@ -167,3 +167,8 @@ def test_groups_are_advised_on_with_their_own_rates() -> None:
         monitor.update(StepReport(step, 0.0, verdict, 0.1, seconds=0.1, data_seconds=0.0))
     assert "*.attention.* 100%, rest 0%" in said(monitor, kind="layers", groups=groups)
     assert "No group reached its bound" in said(monitor_of(plain=100), kind="layers", groups=groups)
+
+
+@pytest.mark.parametrize("kind", ["none", "global_norm"])
+def test_norms_of_0_are_no_bound_to_recommend(kind: str) -> None:
+    assert said(monitor_of(plain=100, norm=0.0), kind=kind, max_norm=5.0) == ""
