@@ -36,7 +36,9 @@ class Scaling:
         """
         known = np.where(np.isfinite(values), values, np.nan)
         center = np.nanmean(known, axis=0)
-        spread = np.nanstd(known, axis=0)
+        # Of a column of one value, 0.1 say, the mean need not be that value to the last bit: its deviation is not 0.
+        moves = np.nanmin(known, axis=0) < np.nanmax(known, axis=0)
+        spread = np.where(moves, np.nanstd(known, axis=0), 0.0)
         if kind == "robust":
             low, center, high = np.nanpercentile(known, [25, 50, 75], axis=0)
             spread = np.where(high > low, (high - low) / 1.349, spread)
