@@ -3,106 +3,23 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from itertools import islice
-from pathlib import Path
-from typing import Any, NoReturn, final
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
-from paddle_stable.data.dataset import Array, Batch, Dataset, Sample, SampleOrigin
+from paddle_stable.data.dataset import Array, Batch
 from paddle_stable.data.loader import Loader, Position, Window, evaluation_batches, in_sample_order
 from paddle_stable.data.windows import WindowPlan
-from paddle_stable.data.workers import SampleError, WorkerDied
 from paddle_stable.distributed import World
 from paddle_stable.errors import InputError
 
-COUNT = 29
-SEED = 7
-STEPS = 5  # windows of 6 in an epoch, the last one with 5 samples
+from .loader_sample import COUNT, SEED, STEPS, Ragged, bits, first, loader_of
+
 WORKERS = [0, 1, 2, 3]
-
-
-@final
-class Ragged(Dataset):
-    """Rows of different lengths, with noise that is random in every sample; `spoil` is called first with the index."""
-
-    def __init__(self, spoil: Callable[[int], object] | None = None, bad_batch: bool = False) -> None:
-        self._lengths = np.random.default_rng(3).integers(1, 40, size=COUNT)
-        self._spoil = spoil
-        self._bad_batch = bad_batch
-
-    def __len__(self) -> int:
-        return COUNT
-
-    def sample(self, index: int, rng: np.random.Generator) -> Sample:
-        if self._spoil is not None:
-            self._spoil(index)
-        length = int(self._lengths[index])
-        return {
-            "row": (np.arange(length) + 100 * index).astype(np.float32),
-            "noise": rng.normal(size=2),
-            "flag": np.array(index % 2 == 0),
-            "label": np.array(index, dtype=np.int64),
-        }
-
-    def origin(self, index: int) -> SampleOrigin:
-        return SampleOrigin("rows.txt", index + 1, f"row {index}")
-
-    def lengths(self) -> npt.NDArray[np.int64]:
-        return self._lengths
-
-    def collate(self, samples: Sequence[Sample]) -> dict[str, Array]:
-        if self._bad_batch:
-            raise TypeError("cannot be stacked")
-        longest = max(len(sample["row"]) for sample in samples)
-        rows = [np.pad(sample["row"], (0, longest - len(sample["row"]))) for sample in samples]
-        others = {name: np.stack([sample[name] for sample in samples]) for name in ("noise", "flag", "label")}
-        return {"row": np.stack(rows), **others}
-
-
-def loader_of(
-    *, rank: int = 0, size: int = 1, workers: int = 0, dataset: Dataset | None = None, accumulate: int = 2
-) -> Loader:
-    dataset = Ragged() if dataset is None else dataset
-    plan = WindowPlan(dataset.lengths(), len(dataset), 6 // accumulate // size, accumulate, size, SEED)
-    return Loader(dataset, plan, world=World(rank, size), seed=SEED, workers=workers)
-
-
-def bits(batch: Batch) -> tuple[Any, ...]:
-    """Everything about a batch, comparable bit for bit."""
-    arrays = {name: tensor.numpy() for name, tensor in batch.tensors.items()}
-    content = tuple((name, str(a.dtype), a.shape, a.tobytes()) for name, a in arrays.items())
-    return batch.indices, batch.weight, content
-
-
-def window_bits(window: Window) -> tuple[Any, ...]:
-    return window.epoch, window.index, window.samples, tuple(bits(part) for part in window.parts)
-
-
-def first(windows: Iterable[Window], count: int) -> list[tuple[Any, ...]]:
-    return [window_bits(window) for window in islice(windows, count)]
-
-
-@pytest.fixture(scope="module")
-def uninterrupted() -> list[tuple[Any, ...]]:
-    """Two epochs and a bit, prepared in the process."""
-    return first(loader_of().steps(), 2 * STEPS + 3)
-
-
-@pytest.fixture(autouse=True)
-def _no_process_is_left() -> Iterator[None]:
-    yield
-    assert multiprocessing.active_children() == []
 
 
 def test_an_epoch_follows_the_plan(uninterrupted: list[tuple[Any, ...]]) -> None:
@@ -187,139 +104,6 @@ def test_what_is_random_in_a_sample_depends_on_the_sample_and_the_epoch_only() -
     assert noise_by_sample(islice(loader_of(accumulate=6).steps(), STEPS)) == noise
     later = noise_by_sample(islice(windows, STEPS))
     assert all(later[index] != noise[index] for index in range(COUNT))
-
-
-def fail_at(index: int, how: Callable[[], object]) -> Callable[[int], object]:
-    return lambda asked: how() if asked == index else None
-
-
-def unreadable() -> NoReturn:
-    raise OSError("cannot be read")
-
-
-@pytest.mark.parametrize("workers", [0, 1, 2])
-def test_a_sample_that_fails_is_named_when_its_window_comes(workers: int, uninterrupted: list[tuple[Any, ...]]) -> None:
-    bad = uninterrupted[3][2][2]
-    loader = loader_of(workers=workers, dataset=Ragged(fail_at(bad, unreadable)))
-    windows = loader.steps()
-    assert first(windows, 3) == uninterrupted[:3]
-    with pytest.raises(SampleError) as raised:
-        next(windows)
-    message = f"Preparing a sample failed: OSError: cannot be read\nSample: rows.txt:{bad + 1} (row {bad})"
-    assert str(raised.value).startswith(message)
-    assert raised.value.origins == (Ragged().origin(bad),)
-    assert loader.position == Position(0, 3)
-    if workers:
-        assert 'raise OSError("cannot be read")' in raised.value.details
-    else:
-        assert isinstance(raised.value.__cause__, OSError)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_samples_that_do_not_fit_together_are_all_named(workers: int, uninterrupted: list[tuple[Any, ...]]) -> None:
-    with pytest.raises(SampleError, match="Collating a batch failed: TypeError: cannot be stacked") as raised:
-        next(loader_of(workers=workers, dataset=Ragged(bad_batch=True)).steps())
-    assert raised.value.origins == tuple(Ragged().origin(index) for index in uninterrupted[0][3][0][0])
-
-
-@pytest.mark.parametrize(
-    ("death", "how"),
-    [
-        (lambda: os.kill(os.getpid(), signal.SIGKILL), "was killed by SIGKILL"),
-        (lambda: os.kill(os.getpid(), signal.SIGSEGV), "was killed by SIGSEGV"),
-        (lambda: os._exit(3), "ended with 3"),
-    ],
-    ids=["killed", "crashed", "left"],
-)
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_worker_that_dies_names_the_samples_it_had(
-    workers: int, death: Callable[[], object], how: str, uninterrupted: list[tuple[Any, ...]]
-) -> None:
-    indices = uninterrupted[1][3][1][0]  # second micro-batch of the second window
-    windows = loader_of(workers=workers, dataset=Ragged(fail_at(indices[-1], death))).steps()
-    assert first(windows, 1) == uninterrupted[:1]
-    with pytest.raises(WorkerDied, match=f"A worker process {how}") as raised:
-        next(windows)
-    assert raised.value.origins == tuple(Ragged().origin(index) for index in indices)
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_workers_leave_signals_to_the_training_process(
-    number: signal.Signals, uninterrupted: list[tuple[Any, ...]]
-) -> None:
-    windows = loader_of(workers=2).steps()
-    assert first(windows, 1) == uninterrupted[:1]
-    for worker in multiprocessing.active_children():
-        for _ in range(3):
-            os.kill(worker.pid or 0, number)
-    assert first(windows, 2 * STEPS) == uninterrupted[1 : 2 * STEPS + 1]
-
-
-def test_workers_go_when_the_iteration_is_given_up() -> None:
-    for window in loader_of(workers=2).steps():
-        assert len(multiprocessing.active_children()) == 2
-        assert window.index == 0
-        break
-    assert multiprocessing.active_children() == []
-
-
-def is_running(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def all_gone(processes: Sequence[int]) -> bool:
-    """Wait for processes to end; False when some are still there after a time that is too long for any machine."""
-    for _ in range(600):
-        if not any(is_running(process) for process in processes):
-            return True
-        time.sleep(0.1)
-    return False
-
-
-ABANDONED = """
-import multiprocessing, os, signal, sys, time
-sys.path[:0] = {paths!r}
-from test_loader import loader_of
-ends = {{
-    "ends": lambda: None,
-    "exits": lambda: sys.exit(75),
-    "leaves": lambda: os._exit(4),
-    "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
-}}
-for name in ends:
-    sys.stdout.flush()
-    child = os.fork()
-    if child == 0:
-        break
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-else:
-    sys.exit(0)
-windows = loader_of(workers=2).steps()
-next(windows)
-bystander = os.fork()  # another child that holds copies of all pipes
-if bystander == 0:
-    os.close(1)
-    time.sleep(600)
-print(name, bystander, *(worker.pid for worker in multiprocessing.active_children()), end=" ", flush=True)
-ends[name]()
-"""
-CODES = {"ends": 0, "exits": 75, "leaves": 4, "killed": -signal.SIGKILL}
-
-
-def test_workers_do_not_outlive_the_training_process_nor_hold_it_up() -> None:
-    here = Path(__file__).resolve()
-    script = ABANDONED.format(paths=[str(here.parent), str(here.parents[2])])
-    run = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, timeout=300, check=True)
-    seen = [line.split() for line in run.stdout.splitlines()[-len(CODES) :]]
-    assert {name: int(code) for name, *_, code in seen} == CODES
-    for _, bystander, *workers, _ in seen:
-        assert len(workers) == 2
-        gone = all_gone([int(worker) for worker in workers])
-        os.kill(int(bystander), signal.SIGKILL)
-        assert gone
 
 
 @pytest.mark.parametrize("position", [Position(0, STEPS + 1), Position(-1, 0), Position(0, -1)])

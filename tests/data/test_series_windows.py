@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from paddle_stable.data.series_config import SeriesConfig
-from paddle_stable.data.series_features import Scaling
 from paddle_stable.data.series_table import Floats
 from paddle_stable.data.series_windows import SeriesWindows, WindowSplits, load_windows
 from paddle_stable.errors import InputError
@@ -282,25 +281,6 @@ def test_rows_windows_and_columns_are_reported_together(tmp_path: Path) -> None:
     messages = " ".join(problem.message for problem in raised.value.problems)
     for part in ("a is missing", "feature b is always 7", "no dev window", "no test window"):
         assert part in messages
-
-
-@pytest.mark.parametrize("kind", ["standard", "robust"])
-def test_scaling_comes_back(kind: Any) -> None:
-    values = np.random.default_rng(3).lognormal(size=(50, 3)) * [1.0, 1e6, 1e-6]
-    scaling = Scaling.fit(values, kind)
-    np.testing.assert_allclose(scaling.invert(scaling.apply(values)), values, rtol=1e-12)
-
-
-def test_robust_scaling_is_not_moved_by_a_wrong_unit_and_survives_many_equal_rows() -> None:
-    values = np.random.default_rng(3).normal(5.0, 2.0, size=(1000, 1))
-    spoiled = values.copy()
-    spoiled[:3] *= 1e4
-    clean, robust = Scaling.fit(values, "robust"), Scaling.fit(spoiled, "robust")
-    np.testing.assert_allclose(robust.scale, clean.scale, rtol=0.02)
-    np.testing.assert_allclose(clean.scale, 2.0, rtol=0.05)
-    assert Scaling.fit(spoiled, "standard").scale[0] > 100
-    mostly_equal = np.array([0.0] * 90 + [1.0] * 10)[:, None]
-    np.testing.assert_allclose(Scaling.fit(mostly_equal, "robust").scale, 0.3)
 
 
 @pytest.mark.parametrize(("horizon", "mse", "mae"), [(1, 0.0042, 0.046), (24, 0.046, 0.167)])
