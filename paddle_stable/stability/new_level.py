@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import final
 
 SPAN = 1.25
-"""A level is new when `after` of that many times as many newest values lie beyond the limit.
+"""A level is new with a value beyond the limit when `after` - 1 of that many times `after` values before it were too.
 
 Were they counted in a row only, a level of which one value in ten falls below the limit would be refused for hundreds
 of steps.

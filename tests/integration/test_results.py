@@ -52,13 +52,6 @@ def test_a_saved_checkpoint_scores_what_the_run_said(finished: Path, capsys: pyt
     assert score(ScoringRequest(Path(printed["checkpoint"]), split="dev")) is ExitCode.DONE
 
 
-def test_scoring_what_is_not_there_is_an_error_with_the_way_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert score(ScoringRequest(tmp_path)) is ExitCode.INPUT
-    assert "no best checkpoint" in capsys.readouterr().err
-
-
 def test_resuming_a_finished_run_trains_nothing_and_says_the_same(finished: Path) -> None:
     before = (finished / "run" / "results.json").read_text(encoding="utf8")
     assert run_training(request(finished, resume="auto")) is ExitCode.DONE

@@ -7,12 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import paddle
 import pytest
 
 from paddle_stable import stability
-from paddle_stable.stability import forensics, investigation
+from paddle_stable.stability import forensics
 from paddle_stable.stability.step_report import SkipReason
 from paddle_stable.writers import RunRecord
 
@@ -141,32 +140,6 @@ def test_an_explanation_that_fails_does_not_end_the_run(tmp_path: Path, monkeypa
     assert trainer.incident.headline == "step 1 could not be explained: RuntimeError: out of memory"
     take_steps(trainer, windows, 2)
     assert trainer.progress.applied == 2
-
-
-def test_suspicious_samples_are_computed_even_when_few_may_be(tmp_path: Path) -> None:
-    trainer = open_run(tmp_path, forensics__max_samples=2)
-    window = spoiled(next(trainer.loader.steps()), row=11, value=1e30)
-    trainer.train_step(iter([window]))
-    inputs = investigation._odd_inputs(window.parts)
-    assert [finding.position for finding in inputs] == [window.parts[0].indices[11]]
-    samples, left_out = investigation._alone(trainer.forensics._replay, 1, window.parts, inputs, 2)
-    assert (samples[0].position, len(samples), left_out) == (window.parts[0].indices[11], 2, 14)
-
-
-def test_ordinary_samples_are_not_suspicious(tmp_path: Path) -> None:
-    trainer = open_run(tmp_path)
-    windows = trainer.loader.steps()
-    assert all(investigation._odd_inputs(next(windows).parts) == [] for _ in range(18))
-
-
-def test_values_that_differ_are_not_called_reproduced(tmp_path: Path) -> None:
-    trainer = open_run(tmp_path)
-    window = next(trainer.loader.steps())
-    report = trainer.train_step(iter([window]))
-    facts = trainer.forensics._facts(report, window.parts, trainer.monitor)
-    replay = trainer.forensics._replay
-    assert not investigation.investigate(replay, facts, 4).evidence.reproduced  # finite, and now of other weights
-    assert np.isfinite(replay.run(1, window.parts).grad_norm)
 
 
 def test_forensics_knows_nothing_of_faults() -> None:

@@ -16,7 +16,6 @@ from matplotlib.image import imread
 from paddle_stable.data.dataset import Array, Batch, Splits
 from paddle_stable.data.series_config import SeriesConfig
 from paddle_stable.data.series_windows import SeriesWindows
-from paddle_stable.forecast_figure import Caption, forecast_figure
 from paddle_stable.tasks.lstm import LstmConfig, LstmForecast, forecast_scores, naive_errors
 
 RNG = np.random.default_rng(0)
@@ -203,17 +202,6 @@ def test_the_picture_and_its_table_show_the_split(tmp_path: Path, transform: str
     assert [float(row["truth"]) for row in table] == test.targets[:, -1].tolist()
     assert [float(row["forecast"]) for row in table] == outputs["forecast"][:, -1].tolist()
     assert [int(row["line"]) for row in table] == test.lines.tolist()
-
-
-def test_the_picture_draws_truth_and_forecast_where_they_belong(tmp_path: Path) -> None:
-    _, splits = task_and_splits(tmp_path)
-    dev = windows(splits.dev)
-    whole, close_up = forecast_figure(dev, dev.targets + 1.0, Caption("A title", "a unit")).axes
-    for axes in (whole, close_up):
-        curves = {line.get_label(): np.asarray(line.get_ydata()) for line in axes.get_lines()}
-        np.testing.assert_array_equal(curves["what happened"], dev.targets[:, -1])
-        np.testing.assert_array_equal(curves["forecast"], dev.targets[:, -1] + 1.0)
-    assert {line.get_label() for line in close_up.get_lines()} == {"what happened", "forecast", "last value"}
 
 
 def test_it_learns_to_beat_both_naive_forecasts(tmp_path: Path) -> None:
