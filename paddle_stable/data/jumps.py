@@ -28,13 +28,13 @@ class Jump:
     """Value divided by the last usual one."""
     z: float
     """Robust z of the log change: its magnitude over 1.4826 MAD of the training rows' log changes."""
-    rows: int
-    """Rows until it is back; 0 when it stays at the new level."""
+    rows: tuple[int, ...]
+    """Rows with a value until it is back, beginning with `row`; none when it stays at the new level."""
 
     def __str__(self) -> str:
         size = f"x{self.factor:.3g} in one step, {self.z:.0f} times the usual"
         if self.rows:
-            return f"{size}, back after {self.rows} row{'s' if self.rows > 1 else ''}: like a wrong unit"
+            return f"{size}, back after {len(self.rows)} row{'s' if len(self.rows) > 1 else ''}: like a wrong unit"
         return f"{size}, and stays there: like a share split or a change of unit (adjust earlier values)"
 
 
@@ -63,7 +63,8 @@ def find_jumps(values: Floats, train_rows: int) -> list[Jump]:
         change = float(logs[position] - level)
         after = np.abs(logs[position + 1 : position + 1 + COMES_BACK_WITHIN] - level) <= abs(change) / 4
         back = int(np.argmax(after)) + 1 if after.any() else 0
-        jumps.append(Jump(int(rows[position]), math.exp(change), abs(change) / usual, back))
+        away = tuple(rows[position : position + back].tolist())
+        jumps.append(Jump(int(rows[position]), math.exp(change), abs(change) / usual, away))
         last = position + back
     return jumps
 

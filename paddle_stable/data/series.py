@@ -170,7 +170,7 @@ def _jumps(
     for column, name in enumerate(table.columns):
         levels = []
         for jump in find_jumps(table.values[:rows, column], train_rows):
-            for row in range(jump.row, jump.row + jump.rows):
+            for row in jump.rows:
                 excursions.append(Finding("jump", row, int(table.lines[row]), name, f"jumps {jump}"))
             if not jump.rows:
                 levels.append(Finding("jump", jump.row, int(table.lines[jump.row]), name, f"jumps {jump}"))
