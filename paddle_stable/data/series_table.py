@@ -106,8 +106,8 @@ def _rows(config: SeriesConfig) -> Iterator[tuple[int, list[str]]]:
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        message = f"is not UTF-8: byte 0x{raw[error.start]:02x}. Convert the file, for example with iconv."
+        line = error.object.count(b"\n", 0, error.start) + 1  # `raw` may have a byte order mark before
+        message = f"is not UTF-8: byte 0x{error.object[error.start]:02x}. Convert the file, for example with iconv."
         raise InputError.single(config.file, message, line=line) from error
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=config.delimiter, strict=True)
     line = 1

@@ -19,6 +19,13 @@ def read(folder: Path, lines: list[str], **changes: Any) -> Table:
     return read_table(config(write(folder, lines), **changes))
 
 
+def test_a_wrong_byte_behind_a_byte_order_mark_is_named_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "series.csv"
+    path.write_bytes(b"\xef\xbb\xbfday,a,b\n2020-01-01,1,2\n\xff")
+    with pytest.raises(InputError, match=r"series\.csv:3  is not UTF-8: byte 0xff"):
+        read_table(config(path))
+
+
 @pytest.mark.parametrize(
     ("cell", "value", "kind"),
     [
