@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -101,7 +102,7 @@ def _rows(config: SeriesConfig) -> Iterator[tuple[int, list[str]]]:
     except FileNotFoundError as error:
         message = "no such file (data.file). Market series come from `python tools/prepare_data.py series`."
         raise InputError.single(config.file, message) from error
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise InputError.single(config.file, f"cannot be read: {error} (data.file).") from error
     try:
         text = raw.decode("utf-8-sig")

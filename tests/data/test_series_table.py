@@ -26,6 +26,14 @@ def test_a_wrong_byte_behind_a_byte_order_mark_is_named_with_its_line(tmp_path: 
         read_table(config(path))
 
 
+def test_a_compressed_file_with_a_wrong_byte_is_refused(tmp_path: Path) -> None:
+    raw = bytearray(gzip.compress("\n".join(table_lines()).encode()))
+    raw[12] ^= 0xFF
+    (tmp_path / "series.csv.gz").write_bytes(raw)
+    with pytest.raises(InputError, match=r"series\.csv\.gz  cannot be read: .* \(data\.file\)"):
+        read_table(config(tmp_path / "series.csv.gz"))
+
+
 @pytest.mark.parametrize(
     ("cell", "value", "kind"),
     [
