@@ -21,7 +21,7 @@ from paddle_stable.errors import InputError, Problem
 Floats = npt.NDArray[np.float64]
 Times = npt.NDArray[np.datetime64]
 
-_MISSING = frozenset({"", ".", "na", "n/a", "#n/a", "nan", "null", "none"})
+_MISSING = frozenset({"", ".", "na", "n/a", "#n/a", "nan", "+nan", "-nan", "null", "none"})
 _INFINITE = frozenset({"inf", "+inf", "-inf", "infinity", "+infinity", "-infinity"})
 _NEVER = np.datetime64("NaT")
 

@@ -34,6 +34,13 @@ def test_a_compressed_file_with_a_wrong_byte_is_refused(tmp_path: Path) -> None:
         read_table(config(tmp_path / "series.csv.gz"))
 
 
+@pytest.mark.parametrize("cell", ["-nan", "+NaN", "-NAN"])
+def test_nan_with_a_sign_is_missing_and_not_a_large_number(tmp_path: Path, cell: str) -> None:
+    """C prints it so."""
+    [finding] = read(tmp_path, spoil(9, f"{{day}},{cell},50")).findings
+    assert (finding.kind, finding.line) == ("missing", 9)
+
+
 @pytest.mark.parametrize(
     ("cell", "value", "kind"),
     [
