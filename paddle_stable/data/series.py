@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from paddle_stable.data.jumps import find_jumps
 from paddle_stable.data.series_config import Cut, Policy, PolicyConfig, SeriesConfig
-from paddle_stable.data.series_table import Finding, Floats, Table, Times, read_table, show_time
+from paddle_stable.data.series_table import Finding, Floats, Table, Times, in_utc, read_table, show_time
 from paddle_stable.errors import InputError, Problem
 
 PARTS = ("train", "dev", "test")
@@ -137,7 +137,7 @@ def _row_of(cut: Cut, table: Table, total: int) -> int:
     if isinstance(cut, float):
         return round(cut * total)
     assert table.times is not None  # the configuration was checked for it
-    after = table.times >= np.datetime64(datetime.fromisoformat(cut))
+    after = table.times >= in_utc(datetime.fromisoformat(cut))
     return int(np.argmax(after)) if after.any() else total + 1
 
 

@@ -183,13 +183,10 @@ def _times(
                 moment = datetime.strptime(text, config.time_format)
             else:
                 moment = datetime.fromisoformat(f"{text[:-1]}+00:00" if text.endswith("Z") else text)
-        except ValueError:
+            times[row] = in_utc(moment)
+        except (ValueError, OverflowError):  # the first day of year 1 has no UTC east of Greenwich
             message = f"is not a time {expected}: {text[:30]!r}; see data.time_format"
             findings.append(Finding("ragged", row, int(lines[row]), config.time_column or "", message))
-            continue
-        if moment.tzinfo is not None:
-            moment = moment.astimezone(timezone.utc).replace(tzinfo=None)
-        times[row] = np.datetime64(moment)
     return times
 
 
@@ -209,6 +206,11 @@ def _order(times: Times, lines: npt.NDArray[np.int64], config: SeriesConfig) -> 
         else:
             message = f"{show_time(now)} comes after {show_time(before)}"
             yield Finding("unordered_time", row, int(lines[row]), name, message)
+
+
+def in_utc(moment: datetime) -> np.datetime64:
+    """Without its offset; what has none is taken as it stands."""
+    return np.datetime64(moment if moment.tzinfo is None else moment.astimezone(timezone.utc).replace(tzinfo=None))
 
 
 def show_time(moment: np.datetime64) -> str:

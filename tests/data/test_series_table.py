@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paddle_stable.data.series import load_series
 from paddle_stable.data.series_table import Table, read_table, show_time
 from paddle_stable.errors import InputError
 
@@ -39,6 +40,19 @@ def test_nan_with_a_sign_is_missing_and_not_a_large_number(tmp_path: Path, cell:
     """C prints it so."""
     [finding] = read(tmp_path, spoil(9, f"{{day}},{cell},50")).findings
     assert (finding.kind, finding.line) == ("missing", 9)
+
+
+def test_a_cut_with_an_offset_from_utc_is_compared_in_utc(tmp_path: Path) -> None:
+    lines = [line.replace(",", " 22:00:00,", 1) if number else line for number, line in enumerate(table_lines())]
+    path = write(tmp_path, lines)
+    series = load_series(config(path, dev_from="2020-01-30T00:00:00+02:00", test_from=None)).series
+    assert series.when(28) == "2020-01-29 22:00:00"
+    assert np.bincount(series.parts).tolist() == [28, 12]
+
+
+def test_a_time_that_has_no_utc_is_not_a_time(tmp_path: Path) -> None:
+    [finding] = read(tmp_path, spoil(5, "0001-01-01T00:00:00+02:00,100,50")).findings
+    assert (finding.kind, finding.line) == ("ragged", 5)
 
 
 @pytest.mark.parametrize(
