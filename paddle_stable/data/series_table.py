@@ -90,6 +90,10 @@ def read_table(config: SeriesConfig) -> Table:
         place = header.index(config.time_column)
         texts = [cells[place].strip() if whole[row] else None for row, (_, cells) in enumerate(body)]
         times = _times(texts, config, lines, findings)
+        if np.isnat(times).all():  # no cut by date could be found: that is not the mistake to report
+            first = min((finding for finding in findings if finding.kind == "ragged"), key=lambda finding: finding.row)
+            message = f"no row has a time that can be read: the first {first.message}"
+            raise InputError.single(config.file, message, line=first.line)
         findings.extend(_order(times, lines, config))
     return Table(config.file, used, values, times, lines, tuple(findings))
 

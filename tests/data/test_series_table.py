@@ -50,6 +50,12 @@ def test_a_cut_with_an_offset_from_utc_is_compared_in_utc(tmp_path: Path) -> Non
     assert np.bincount(series.parts).tolist() == [28, 12]
 
 
+def test_a_wrong_time_format_is_named_before_a_cut_that_it_makes_impossible(tmp_path: Path) -> None:
+    said = r"series\.csv:2  no row has a time that can be read: the first is not a time like %d\.%m\.%Y: '2020-01-01'"
+    with pytest.raises(InputError, match=said):
+        load_series(config(write(tmp_path, table_lines()), time_format="%d.%m.%Y", dev_from="2020-01-29"))
+
+
 def test_a_time_that_has_no_utc_is_not_a_time(tmp_path: Path) -> None:
     [finding] = read(tmp_path, spoil(5, "0001-01-01T00:00:00+02:00,100,50")).findings
     assert (finding.kind, finding.line) == ("ragged", 5)
