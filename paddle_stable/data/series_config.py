@@ -172,6 +172,8 @@ class SeriesConfig(DataConfig):
         cuts = (self.dev_from, self.test_from, self.until)
         if self.time_column is None and any(isinstance(cut, str) for cut in cuts):
             raise ValueError("dev_from, test_from and until can only be dates when time_column is given")
+        if self.target_column == self.time_column:
+            raise ValueError(f"target_column: must be a column of numbers, got the time_column {self.time_column!r}")
         if self.bad_samples != "stop":
             raise ValueError("bad_samples: a series has `policy` instead, with one answer for each kind of bad row")
         if self.features == ():

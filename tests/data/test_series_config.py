@@ -15,6 +15,12 @@ def config(**changes: Any) -> SeriesConfig:
     return SeriesConfig(**{"file": "series.csv", "time_column": "day", "target_column": "a", **changes})
 
 
+@pytest.mark.parametrize("features", [None, [{"column": "a"}]])
+def test_the_time_is_no_target(features: Any) -> None:
+    with pytest.raises(ValidationError, match="target_column: must be a column of numbers, got the time_column 'a'"):
+        config(time_column="a", features=features)
+
+
 def test_every_kind_of_finding_has_a_policy_of_its_own() -> None:
     assert {*get_args(Kind), "scope"} == set(PolicyConfig.model_fields)
     for kind in get_args(Kind):
