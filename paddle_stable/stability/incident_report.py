@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, final
@@ -226,7 +227,7 @@ def _samples(findings: Findings) -> str:
         where = f"{origin.file}:{origin.line}" if origin.line else origin.file
         note = odd[sample.position].what if sample.position in odd else ""
         rows.append(
-            (str(rank), number(sample.loss), number(sample.grad_norm), f"`{where}`", cell(origin.excerpt), note)
+            (str(rank), number(sample.loss), number(sample.grad_norm), f"`{cell(where)}`", cell(origin.excerpt), note)
         )
     heads = ("", "own loss", "own gradient norm", "where", "excerpt", "remarkable")
     more = f"\n\nThe other {len(samples) - _SHOWN_SAMPLES} are in report.json." if len(samples) > _SHOWN_SAMPLES else ""
@@ -311,8 +312,9 @@ def number(value: float) -> str:
 
 
 def cell(text: str) -> str:
-    """Text that cannot break a table."""
-    return text.replace("|", "\\|").replace("\n", " ")
+    """Text that cannot break a table, in a code span or not."""
+    # An even number of backslashes before a `|` would leave it unescaped: each gets one of its own.
+    return re.sub(r"(\\*)\|", r"\1\1\\|", re.sub(r"[\r\n]+", " ", text))
 
 
 def _origin(facts: IncidentFacts, position: int) -> dict[str, Any]:
