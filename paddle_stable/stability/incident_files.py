@@ -177,6 +177,7 @@ def _report_from(saved: Mapping[str, Any]) -> StepReport:
     for name in ("loss", "grad_norm", "clip_scale", "loss_scale"):
         verdict[name] = float(verdict[name])  # reads "nan" and "inf" too
     verdict["skipped"] = None if verdict["skipped"] is None else SkipReason(verdict["skipped"])
+    verdict["spike"] = tuple(verdict["spike"])
     verdict["group_norms"] = {group: float(norm) for group, norm in verdict["group_norms"].items()}
     return StepReport(**{**saved, "verdict": Verdict(**verdict)})
 
