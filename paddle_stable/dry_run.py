@@ -46,7 +46,8 @@ def _memory(prepared: Prepared, trainable: int) -> float:
 def _activations(prepared: Prepared) -> float:
     """Bytes of all layers' outputs over one micro-batch of the longest samples, kept for the backward pass.
 
-    Outputs of layers with sublayers are not counted, since the last sublayer's output is the same tensor.
+    A tensor that several layers put out, such as a block and its last sublayer, counts once. What a recurrent layer
+    keeps inside is not seen.
     """
     train, size = prepared.splits.train, prepared.recipe.data.batch_size
     lengths = train.lengths()
@@ -55,22 +56,24 @@ def _activations(prepared: Prepared) -> float:
     generator = np.random.default_rng(0)
     arrays = train.collate([train.sample(index, generator) for index in indices])
     batch = Batch({name: paddle.to_tensor(array) for name, array in arrays.items()}, indices)
-    seen: list[float] = []
-    with _output_sizes(prepared.model, seen), paddle.no_grad():
+    with _layer_outputs(prepared.model) as outputs, paddle.no_grad():
         prepared.task.loss(prepared.model, batch)
-    return sum(seen)
+    return float(sum(output.size * output.element_size() for output in outputs.values()))
 
 
 @contextmanager
-def _output_sizes(model: paddle.nn.Layer, seen: list[float]) -> Iterator[None]:
-    def add(layer: paddle.nn.Layer, inputs: Any, outputs: Any) -> None:
-        for output in outputs if isinstance(outputs, tuple | list) else [outputs]:
-            if isinstance(output, paddle.Tensor):
-                seen.append(float(output.size * output.element_size()))
+def _layer_outputs(model: paddle.nn.Layer) -> Iterator[dict[int, paddle.Tensor]]:
+    """All tensors that the layers of `model` put out, by identity."""
+    seen: dict[int, paddle.Tensor] = {}  # holds the tensors, so that no identity is used again
 
-    hooks = [layer.register_forward_post_hook(add) for layer in model.sublayers() if not list(layer.children())]
+    def add(layer: paddle.nn.Layer, inputs: Any, outputs: Any) -> None:
+        for output in paddle.utils.flatten(outputs):
+            if isinstance(output, paddle.Tensor):
+                seen[id(output)] = output
+
+    hooks = [layer.register_forward_post_hook(add) for layer in model.sublayers()]
     try:
-        yield
+        yield seen
     finally:
         for hook in hooks:
             hook.remove()
