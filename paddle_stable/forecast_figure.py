@@ -59,14 +59,16 @@ def forecast_figure(dataset: SeriesWindows, forecast: Array, caption: Caption) -
     errors = {name: f"{np.mean((values - truth) ** 2):.4g}" for name, values in curves.items()}
     figure = Figure(figsize=(12, 8), layout="constrained")
     comparison = ", ".join(f"{name} {errors[name]}" for name in ("forecast", "last value", "training mean"))
-    figure.suptitle(f"{caption.title}\nMean squared error: {comparison}", fontsize=13, x=0.01, ha="left")
+    # Names of columns are in the words: two dollar signs there are no formula.
+    words = f"{caption.title}\nMean squared error: {comparison}"
+    figure.suptitle(words, fontsize=13, x=0.01, ha="left", parse_math=False)
     whole, close_up = figure.subplots(2, 1)
     recent = slice(max(0, len(truth) - _CLOSE_UP), None)
     _lines(whole, dataset, {name: curves[name] for name in ("what happened", "training mean", "forecast")}, slice(None))
     _lines(close_up, dataset, {name: curves[name] for name in ("what happened", "last value", "forecast")}, recent)
     whole.set_title(f"All {len(truth)} windows", loc="left", fontsize=11)
     close_up.set_title(f"The last {len(truth[recent])} of them", loc="left", fontsize=11)
-    figure.supylabel(caption.unit, fontsize=11)
+    figure.supylabel(caption.unit, fontsize=11, parse_math=False)
     figure.supxlabel("Every point stands at the last row that it forecasts", fontsize=10, color="#6a6a6a")
     return figure
 

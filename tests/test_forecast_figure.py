@@ -32,6 +32,14 @@ def curves(axes: Any) -> dict[str, Any]:
     return {line.get_label(): np.asarray(line.get_ydata()) for line in axes.get_lines()}
 
 
+@pytest.mark.parametrize("words", ["$x^$", "Price in $, before $^$ went"])
+def test_dollar_signs_in_the_name_of_a_column_are_no_formula(tmp_path: Path, words: str) -> None:
+    dev = windows(tmp_path)
+    figure = forecast_figure(dev, dev.targets, Caption(words, words))
+    figure.draw_without_rendering()
+    assert figure.get_suptitle().startswith(words)
+
+
 @pytest.mark.parametrize("horizon", [1, 3])
 def test_the_picture_draws_truth_and_forecasts_where_they_belong(tmp_path: Path, horizon: int) -> None:
     """Of several outputs the last one, farthest ahead."""
