@@ -10,6 +10,7 @@ from typing import final
 
 from paddle_stable.build import prepare, use_device
 from paddle_stable.checkpoint import CheckpointError, CheckpointStore
+from paddle_stable.data.workers import SampleError
 from paddle_stable.distributed import World
 from paddle_stable.errors import ExitCode, InputError
 from paddle_stable.evaluation import evaluate
@@ -52,7 +53,7 @@ def score(request: ScoringRequest) -> ExitCode:
         precision = build_precision(loaded.recipe.amp, prepared.model)
         batch_size = loaded.recipe.data.eval_batch_size
         found = evaluate(prepared.task, prepared.model, precision, split, batch_size=batch_size, world=world)
-    except (InputError, CheckpointError, StateMismatch) as error:
+    except (InputError, CheckpointError, StateMismatch, SampleError) as error:
         print(error, file=sys.stderr, flush=True)
         return ExitCode.INPUT
     print(json.dumps({"checkpoint": str(checkpoint), "split": request.split, "metrics": dict(found.metrics)}, indent=2))

@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from paddle_stable import scoring
 from paddle_stable.build import build_trainer, prepare
+from paddle_stable.data.dataset import SampleOrigin
+from paddle_stable.data.workers import SampleError
 from paddle_stable.distributed import World
 from paddle_stable.errors import ExitCode
 from paddle_stable.recipe_io import load_recipe
@@ -114,3 +117,17 @@ def test_a_folder_without_checkpoints_is_named_with_the_way_out(
     code, _, said = told(capsys, tmp_path, newest=newest)
     assert code is ExitCode.INPUT
     assert f"{tmp_path}  there is no {kind} checkpoint in checkpoints/; name one's folder" in said
+
+
+def test_a_sample_that_cannot_be_read_is_named_and_ends_with_2(
+    saved: tuple[Path, dict[int, dict[str, float]]],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unreadable(*_: Any, **__: Any) -> None:
+        raise SampleError("Preparing a sample", [SampleOrigin("photo.jpg", 0, "")], "OSError: damaged")
+
+    monkeypatch.setattr(scoring, "evaluate", unreadable)
+    code, printed, said = told(capsys, saved[0])
+    assert (code, printed) == (ExitCode.INPUT, "")
+    assert "Preparing a sample failed: OSError: damaged\nSample: photo.jpg" in said
