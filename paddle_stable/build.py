@@ -10,6 +10,7 @@ from typing import final
 
 import paddle
 
+from paddle_stable.background_saving import BackgroundSaving
 from paddle_stable.checkpoint import CheckpointStore
 from paddle_stable.data.dataset import Dataset, Splits
 from paddle_stable.data.loader import Loader
@@ -118,6 +119,7 @@ def build_trainer(prepared: Prepared, world: World, *, folder: Path) -> Trainer:
         statistics=prepared.statistics,
         world=world,
     )
+    store = CheckpointStore(folder / "checkpoints", keep_last=recipe.run.keep_last)
     return Trainer(
         recipe=recipe,
         recipe_text=prepared.loaded.text,
@@ -146,7 +148,8 @@ def build_trainer(prepared: Prepared, world: World, *, folder: Path) -> Trainer:
             recipe_text=prepared.loaded.text,
             world_size=world.size,
         ),
-        store=CheckpointStore(folder / "checkpoints", keep_last=recipe.run.keep_last),
+        store=store,
+        saving=BackgroundSaving(store),
         best=Best(recipe.run.best_metric, prepared.task.metric_names[recipe.run.best_metric]),
     )
 

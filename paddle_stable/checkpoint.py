@@ -38,7 +38,7 @@ from paddle_stable.checkpoint_folder import (
     write_folder,
 )
 
-__all__ = ["CheckpointError", "CheckpointParts", "CheckpointStore", "NonFiniteState"]
+__all__ = ["CheckpointError", "CheckpointParts", "CheckpointStore", "NonFiniteState", "refuse_non_finite"]
 
 _log = logging.getLogger(__name__)
 
@@ -94,13 +94,7 @@ class CheckpointStore:
             CheckpointError: when writing fails (full disk, no permission) or `parts` has no safe form in a file.
                 All older checkpoints are as they were.
         """
-        bad = [
-            f"{part}: {name}"
-            for part, arrays in (("model", parts.model), ("optimizer", parts.optimizer))
-            for name in non_finite_names(arrays)
-        ]
-        if bad:
-            raise NonFiniteState(bad)
+        refuse_non_finite(parts)
         record = _best_record(step, parts.state) if best else None
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -339,6 +333,14 @@ class CheckpointStore:
                         ) from error
                 time.sleep(0.02)
             yield certain
+
+
+def refuse_non_finite(parts: CheckpointParts) -> None:
+    """Raise NonFiniteState when a parameter or a moment is NaN or infinite."""
+    both = (("model", parts.model), ("optimizer", parts.optimizer))
+    bad = [f"{part}: {name}" for part, arrays in both for name in non_finite_names(arrays)]
+    if bad:
+        raise NonFiniteState(bad)
 
 
 def _best_record(step: int, state: Mapping[str, Any]) -> BestRecord:

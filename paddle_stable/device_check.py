@@ -125,6 +125,7 @@ class DeviceCheck:
         first = self._trainer(values, "first")
         _steps(first, STEPS // 2)
         first.save(is_best=False)
+        first.finish_saving()
         second = self._trainer(values, "first")
         path = second.store.newest_valid()[0]
         if path is None:

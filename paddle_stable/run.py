@@ -6,7 +6,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
 
@@ -81,7 +81,8 @@ def _train(request: TrainingRequest, prepared: Prepared, world: World, stop: Sto
             reason = f"The run folder cannot be written: {error}. Checkpoints are as they were. Is the disk full?"
             end = End(ExitCode.ERROR, reason)
         except Exception as error:
-            write_exit(folder, ExitCode.ERROR, f"{type(error).__name__}: {error}", step=trainer.progress.step)
+            reason = _with_save(f"{type(error).__name__}: {error}", trainer)
+            write_exit(folder, ExitCode.ERROR, reason, step=trainer.progress.step)
             raise
         if world.is_main or end.is_ours:
             write_exit(folder, end.code, end.reason, step=trainer.progress.step)
@@ -174,7 +175,8 @@ def _fit(trainer: Trainer, folder: Path, stop: StopSignal) -> End:
             raise Diverged(f"none of {trainer.progress.step} steps could be used. {trainer.monitor.explain_skips()}")
         conclude(trainer, folder)
     except (Stopped, Diverged, NonFiniteState, StepFailed, SampleError, WorkerDied, CheckpointError) as error:
-        return _end_of(error, trainer)
+        end = _end_of(error, trainer)
+        return replace(end, reason=_with_save(end.reason, trainer))
     for line in final_advice(trainer):
         trainer.writers.note(f"advice: {line}")
     why = trainer.recovery.diverging_at_the_end()
@@ -195,6 +197,11 @@ def _done(trainer: Trainer) -> str:
         f"done early, after step {trainer.progress.step} of {trainer.schedule.total}: no better {best.metric} than "
         f"that of step {best.step} in {patience} evaluations (run.early_stop)"
     )
+
+
+def _with_save(reason: str, trainer: Trainer) -> str:
+    """The reason, and the failure of the last save where there was one besides."""
+    return f"{reason} Besides: {trainer.not_saved}" if trainer.not_saved else reason
 
 
 def _end_of(error: Exception, trainer: Trainer) -> End:

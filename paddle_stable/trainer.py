@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -9,6 +10,7 @@ from typing import Any, final
 
 import paddle
 
+from paddle_stable.background_saving import BackgroundSaving
 from paddle_stable.checkpoint import CheckpointError, CheckpointParts, CheckpointStore, NonFiniteState
 from paddle_stable.data.dataset import Batch, Dataset, Splits
 from paddle_stable.data.loader import Loader, Window
@@ -70,6 +72,7 @@ class Trainer:
     quarantine: Quarantine
     forensics: Forensics
     store: CheckpointStore
+    saving: BackgroundSaving
     best: Best
     progress: Progress = field(default_factory=Progress)
     writers: Writers = field(default_factory=NoRecord)
@@ -77,6 +80,8 @@ class Trainer:
     """Of the newest evaluation on the dev set; empty before the first."""
     incident: Incident | None = None
     """What there is to say about the newest step, when it was an incident."""
+    not_saved: str = ""
+    """Why the last checkpoint could not be written, when training ended for another reason before that was known."""
 
     def fit(self, stop: StopSignal) -> None:
         """Train until the last step or until patience runs out.
@@ -91,11 +96,19 @@ class Trainer:
             SampleError: when a sample cannot be prepared.
             CheckpointError: when a checkpoint cannot be written; the earlier ones are intact.
         """
+        try:
+            self._fit(stop)
+            self.finish_saving()
+        finally:
+            self._leave_no_save_behind()
+
+    def _fit(self, stop: StopSignal) -> None:
         run = self.recipe.run
         windows = self.loader.steps()
         self._keep_good_state()
         while self.progress.step < self.schedule.total and not self.out_of_patience():
-            report = self.train_step(windows, stop_vote=stop.received is not None)
+            # A checkpoint that could not be written in the meantime is a reason to stop, for all processes at once.
+            report = self.train_step(windows, stop_vote=stop.received is not None or self.saving.has_failed)
             self._record(report)
             self._go_back_when_diverged(report.verdict)
             evaluated = self._due(run.eval_every)
@@ -105,6 +118,7 @@ class Trainer:
             if report.verdict.stop_requested:
                 if not self._save_or_go_back(is_best=False):
                     self.save(is_best=False)
+                self.finish_saving()
                 raise Stopped(f"stopped by a signal after step {self.progress.step}; checkpoint saved")
 
     def train_step(self, windows: Iterator[Window], *, stop_vote: bool = False) -> StepReport:
@@ -186,24 +200,57 @@ class Trainer:
         return evaluate(self.task, self.model, self.precision, dataset, batch_size=batch_size, world=self.world)
 
     def save(self, *, is_best: bool) -> None:
-        """Write a checkpoint of the last finished step, on rank 0.
+        """Begin to write a checkpoint of the last finished step, on rank 0; training may go on when this returns.
 
         Raises:
             NonFiniteState: when a parameter or a moment is not finite. Nothing is written then.
-            CheckpointError: when it cannot be written; the earlier ones are intact.
+            CheckpointError: when the checkpoint before could not be written; the earlier ones are intact.
         """
         failure: Exception | None = None
         if self.world.is_main:
             try:
-                self.store.save(self.progress.step, self._parts(), best=is_best)
-                self.writers.note(f"step {self.progress.step}: checkpoint saved{' (best)' if is_best else ''}")
+                self._finish_saving_here()  # before the state is copied: there is never more than one copy of it
+                self.saving.begin(self.progress.step, self._parts(), best=is_best)
             except (NonFiniteState, CheckpointError) as error:
                 failure = error
-        # The other processes have to hear of a failure, and of its kind: they would wait for rank 0 in the next step.
+        self._agree_on_failure(failure)
+
+    def finish_saving(self) -> None:
+        """Wait until the newest checkpoint is on the disk. All processes call it.
+
+        Raises:
+            CheckpointError: when it could not be written; the earlier ones are intact.
+        """
+        failure: Exception | None = None
+        try:
+            self._finish_saving_here()
+        except CheckpointError as error:
+            failure = error
+        self._agree_on_failure(failure)
+
+    def _agree_on_failure(self, failure: Exception | None) -> None:
+        """Raise on all processes, and the same: those that heard nothing would wait for rank 0 in the next step."""
         agreed = self.world.agree_max({type(None): 0, CheckpointError: 1, NonFiniteState: 2}[type(failure)])
         if agreed:
             elsewhere = NonFiniteState([]) if agreed == 2 else CheckpointError("rank 0 could not save; it says why")
             raise failure or elsewhere
+
+    def _finish_saving_here(self) -> None:
+        saved = self.saving.finish()
+        if saved is not None:
+            self.writers.note(saved)
+
+    def _leave_no_save_behind(self) -> None:
+        """Wait for a save when training ends for another reason: who looks at the checkpoints next sees whole ones.
+
+        Its failure is not to hide that reason: it goes to the log and, with the reason, into `exit.json`.
+        """
+        try:
+            self._finish_saving_here()
+        except CheckpointError as error:
+            self.not_saved = str(error)
+            with contextlib.suppress(OSError):  # on a full disk the log cannot be written either
+                self.writers.note(self.not_saved)
 
     def out_of_patience(self) -> bool:
         """Whether `run.early_stop` evaluations in a row were no better."""
@@ -236,6 +283,8 @@ class Trainer:
         )
 
     def _record(self, report: StepReport) -> None:
+        if self.saving.has_saved:
+            self._finish_saving_here()
         self.monitor.update(report)
         self.recovery.observe(report)
         log = report.step % self.recipe.run.log_every == 0 or report.step == self.schedule.total
@@ -343,6 +392,7 @@ class Trainer:
         return self.best.evaluations_since == 0 and self.best.value is not None
 
     def _what_failed(self, step: int, batch: Batch, error: Exception) -> str:
+        self.saving.wait()
         origins = [str(self.splits.train.origin(index)) for index in batch.indices]
         newest = self.store.newest_valid()[0] if self.world.is_main else None
         kept = f"The last checkpoint is {newest}." if newest else "There is no checkpoint yet."
