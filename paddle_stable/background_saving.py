@@ -1,8 +1,8 @@
 """Checkpoints that are written while training goes on.
 
 Training waits until its state has been copied to host memory and looked over for NaN; writing, hashing, flushing and
-renaming happen in a thread. One save is in flight at a time, so that there is one copy of the state besides the
-training's own.
+renaming happen in a thread. One save is in flight at a time, and its copy is made where the last one was: a run takes
+the memory of one more state, from its first save to its end.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import final
 
 from paddle_stable.checkpoint import CheckpointError, CheckpointParts, CheckpointStore, refuse_non_finite
+from paddle_stable.training_state import HostMemory
 
 
 @final
@@ -33,6 +34,7 @@ class BackgroundSaving:
         self._store = store
         self._thread: threading.Thread | None = None
         self._save: _Save | None = None
+        self._memory = HostMemory()
 
     @property
     def has_failed(self) -> bool:
@@ -43,6 +45,12 @@ class BackgroundSaving:
     def has_saved(self) -> bool:
         """Whether a checkpoint has been written and `finish` has not said so yet. Does not wait."""
         return self._save is not None and not self._is_writing() and self._save.failure is None
+
+    def memory(self) -> HostMemory:
+        """Where to put the copies for the next save. Waits for the save in flight, whose copies are there."""
+        self.wait()
+        self._memory.rewind()
+        return self._memory
 
     def begin(self, step: int, parts: CheckpointParts, *, best: bool) -> None:
         """Look the state over and hand it to a thread that writes it. Waits for the save before, if there is one.

@@ -236,7 +236,8 @@ def read_folder(folder: Path, *, verify: bool) -> tuple[CheckpointParts | None, 
 
 def non_finite_names(arrays: Mapping[str, Array]) -> list[str]:
     """Names of the arrays that hold NaN or inf."""
-    return [name for name, array in arrays.items() if not _is_finite(array)]
+    with np.errstate(over="ignore", invalid="ignore"):
+        return [name for name, array in arrays.items() if not _is_finite(array)]
 
 
 def _is_finite(array: Array) -> bool:
@@ -244,9 +245,8 @@ def _is_finite(array: Array) -> bool:
         # Training waits for this. A sum of squares is finite only when all values are, and reads the memory once;
         # large finite values may overflow it, and only then, or when something is wrong, all are looked at.
         flat = array.reshape(-1)
-        with np.errstate(over="ignore", invalid="ignore"):
-            if np.isfinite(np.dot(flat, flat)):
-                return True
+        if np.isfinite(np.dot(flat, flat)):
+            return True
     elif array.dtype.kind != "f" and array.dtype != _BFLOAT16:
         return True
     return bool(np.isfinite(array).all())

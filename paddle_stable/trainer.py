@@ -209,7 +209,7 @@ class Trainer:
         failure: Exception | None = None
         if self.world.is_main:
             try:
-                self._finish_saving_here()  # before the state is copied: there is never more than one copy of it
+                self._finish_saving_here()
                 self.saving.begin(self.progress.step, self._parts(), best=is_best)
             except (NonFiniteState, CheckpointError) as error:
                 failure = error
@@ -274,9 +274,10 @@ class Trainer:
         }
 
     def _parts(self) -> CheckpointParts:
+        memory = self.saving.memory()
         return CheckpointParts(
-            model=model_arrays(self.model),
-            optimizer=optimizer_arrays(self.optimizer, self.model),
+            model=model_arrays(self.model, memory),
+            optimizer=optimizer_arrays(self.optimizer, self.model, memory),
             state=self.state(),
             assets={**self.task.assets(), "recipe.yaml": self.recipe_text},
             snapshot=self.recovery.snapshot.arrays() if self.recovery.snapshot is not None else {},

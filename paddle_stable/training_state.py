@@ -8,10 +8,11 @@ that Paddle makes up (`linear_3.w_0_moment1_0`), which depend on what else the p
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import platform
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, final
 
@@ -27,6 +28,8 @@ Array = npt.NDArray[Any]
 
 _ACCUMULATOR = re.compile(r"(?P<tensor>.+)_(?P<kind>moment1|moment2|moment2_max|beta1_pow|beta2_pow)(_acc)?_\d+")
 _MASTER_WEIGHT = "master_weight"
+_LARGE = 4096
+"""Elements from which on it is worth to have the copy made in a certain place."""
 
 
 @final
@@ -61,7 +64,35 @@ class StateMismatch(Exception):
         return "\n  ".join([f"The saved {self.what} does not fit; nothing was loaded.", *parts])
 
 
-def model_arrays(model: paddle.nn.Layer) -> dict[str, Array]:
+@final
+class HostMemory:
+    """Memory that copies of a state are put into, again and again.
+
+    Getting it from the system takes several times as long as copying: the first copy pays for that, later ones do not.
+    """
+
+    def __init__(self) -> None:
+        """Without any memory."""
+        self._block = np.empty(0, np.uint8)
+        self._used = 0
+
+    def rewind(self) -> None:
+        """Give up all arrays that were taken: what is taken next is in the same place."""
+        if self._used > self._block.size:
+            self._block = np.empty(self._used, np.uint8)
+        self._used = 0
+
+    def take(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
+        """An array of any content; where there is no room for it, it is apart, and there is from the next time on."""
+        size = math.prod(shape) * dtype.itemsize
+        start = self._used
+        self._used += -(-size // 64) * 64  # every array begins at a multiple of 64
+        if self._used > self._block.size:
+            return np.empty(shape, dtype)
+        return self._block[start : start + size].view(dtype).reshape(shape)
+
+
+def model_arrays(model: paddle.nn.Layer, memory: HostMemory | None = None) -> dict[str, Array]:
     """Copy everything that a model consists of to host memory, each tensor under one name.
 
     That is all parameters, BatchNorm's statistics (parameters that are not trainable) and persistable buffers.
@@ -70,9 +101,9 @@ def model_arrays(model: paddle.nn.Layer) -> dict[str, Array]:
 
     Returns:
         Arrays by structured name, in the model's order, shapes and types kept (bfloat16 as `ml_dtypes.bfloat16`).
-        Nothing in them is shared with the model.
+        Nothing in them is shared with the model. With `memory` they are valid until its next `rewind`.
     """
-    return {name: _to_host(tensor) for name, tensor in _model_tensors(model).items()}
+    return _copies(_model_tensors(model), memory)
 
 
 def load_model_arrays(model: paddle.nn.Layer, arrays: Mapping[str, Array]) -> None:
@@ -87,8 +118,10 @@ def load_model_arrays(model: paddle.nn.Layer, arrays: Mapping[str, Array]) -> No
     _copy_in(tensors, arrays)
 
 
-def optimizer_arrays(optimizer: paddle.optimizer.AdamW, model: paddle.nn.Layer) -> dict[str, Array]:
-    """Copy AdamW's state to host memory.
+def optimizer_arrays(
+    optimizer: paddle.optimizer.AdamW, model: paddle.nn.Layer, memory: HostMemory | None = None
+) -> dict[str, Array]:
+    """Copy AdamW's state to host memory; with `memory`, the arrays are valid until its next `rewind`.
 
     Returns:
         Arrays by `<parameter>/<kind>`, kind being moment1, moment2 (shape of the parameter), beta1_pow, beta2_pow
@@ -98,7 +131,7 @@ def optimizer_arrays(optimizer: paddle.optimizer.AdamW, model: paddle.nn.Layer) 
     Raises:
         StateMismatch: when the optimizer holds state of a parameter that the model does not have.
     """
-    return {name: _to_host(tensor) for name, tensor in _optimizer_tensors(optimizer, model).items()}
+    return _copies(_optimizer_tensors(optimizer, model), memory)
 
 
 def load_optimizer_arrays(
@@ -207,14 +240,29 @@ def _optimizer_tensors(optimizer: paddle.optimizer.AdamW, model: paddle.nn.Layer
     return tensors
 
 
-def _to_host(tensor: paddle.Tensor) -> Array:
+def _copies(tensors: Mapping[str, paddle.Tensor], memory: HostMemory | None) -> dict[str, Array]:
+    copies = {}
+    for name, tensor in tensors.items():
+        array, is_live = _seen_from_host(tensor)
+        copies[name] = _copy(array, memory) if is_live else array
+    return copies
+
+
+def _copy(array: Array, memory: HostMemory | None) -> Array:
+    copy = np.empty(array.shape, array.dtype) if memory is None else memory.take(array.shape, array.dtype)
+    np.copyto(copy, array)
+    return copy
+
+
+def _seen_from_host(tensor: paddle.Tensor) -> tuple[Array, bool]:
+    """The values of a tensor, and whether they are its own memory, which training will change."""
+    if math.prod(tensor.shape) >= _LARGE and tensor.place.is_cpu_place() and tensor.dtype != paddle.bfloat16:
+        return np.from_dlpack(tensor.detach()), True
     array: Array = tensor.numpy()
     if tensor.dtype == paddle.bfloat16:
         array = array.view(ml_dtypes.bfloat16)  # Paddle hands it out as uint16, which numpy has for an integer
-    if array.size and array.ctypes.data == tensor.data_ptr():
-        # state must not move on with training; today's `numpy()` copies, but nothing promises it
-        array = array.copy()
-    return array
+    # Today's `numpy()` copies, but nothing promises it.
+    return array, bool(array.size) and array.ctypes.data == tensor.data_ptr()
 
 
 def _copy_in(tensors: Mapping[str, paddle.Tensor], arrays: Mapping[str, Array]) -> None:

@@ -12,6 +12,7 @@ import pytest
 from paddle import nn
 
 from paddle_stable.training_state import (
+    HostMemory,
     StateMismatch,
     current_environment,
     digest,
@@ -29,9 +30,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:When training, we now always tra
 class Network(nn.Layer):
     """Everything that makes state awkward: LSTM, BatchNorm, a layer used twice, buffers, a part that may be unused."""
 
-    def __init__(self) -> None:
+    def __init__(self, vocabulary: int = 11) -> None:
         super().__init__()
-        self.embeddings = nn.Embedding(11, 6)
+        self.embeddings = nn.Embedding(vocabulary, 6)
         self.lstm = nn.LSTM(6, 8, num_layers=2, dropout=0.1)
         self.norm = nn.BatchNorm1D(8)
         self.head = nn.Linear(8, 3)
@@ -92,16 +93,37 @@ def test_every_tensor_of_the_model_is_there_under_one_name() -> None:
     assert all(np.array_equal(array, model.state_dict()[name].numpy()) for name, array in model_arrays(model).items())
 
 
-def test_arrays_do_not_move_with_training() -> None:
-    model = Network()
+@pytest.mark.parametrize("memory", [None, HostMemory()], ids=["new memory", "memory that is used again"])
+@pytest.mark.parametrize("vocabulary", [11, 5000], ids=["small tensors", "a large one"])
+def test_arrays_do_not_move_with_training(vocabulary: int, memory: HostMemory | None) -> None:
+    model = Network(vocabulary)
     optimizer = adamw(model)
     train(model, optimizer, range(2))
-    arrays, moments = model_arrays(model), optimizer_arrays(optimizer, model)
-    before = digest(arrays), digest(moments)
-    train(model, optimizer, range(2, 4))
-    assert (digest(arrays), digest(moments)) == before
-    assert both_digests(model, optimizer)[0] != before[0]
-    assert both_digests(model, optimizer)[1] != before[1]
+    for steps in (range(2, 4), range(4, 6)):  # the first time, the memory has no room yet
+        if memory is not None:
+            memory.rewind()
+        arrays, moments = model_arrays(model, memory), optimizer_arrays(optimizer, model, memory)
+        before = digest(arrays), digest(moments)
+        assert before == both_digests(model, optimizer)
+        train(model, optimizer, steps)
+        assert (digest(arrays), digest(moments)) == before
+        assert both_digests(model, optimizer)[0] != before[0]
+        assert both_digests(model, optimizer)[1] != before[1]
+
+
+def test_memory_is_used_again_and_gives_every_array_a_place_of_its_own() -> None:
+    memory, shapes = HostMemory(), [((), "int64"), ((3, 5), "float16"), ((0, 2), "float32"), ((7,), "bool")]
+    places = []
+    for _ in range(3):
+        memory.rewind()
+        taken = [memory.take(shape, np.dtype(kind)) for shape, kind in shapes]
+        assert [(array.shape, array.dtype.name) for array in taken] == shapes
+        for number, array in enumerate(taken):
+            array.fill(number % 2)
+        assert [set(array.reshape(-1).tolist()) for array in taken] == [{0}, {1.0}, set(), {True}]
+        places.append([array.ctypes.data for array in taken if array.size])
+    assert places[1] == places[2]
+    assert all(place % 64 == places[1][0] % 64 for place in places[1])
 
 
 @pytest.mark.parametrize("at", [0, 1, 3])
