@@ -232,8 +232,8 @@ class Campaign:
             if what == "kill":
                 hits.update(hit for one in runs for hit in one["hits"])
         total = sum(1 for _ in self.cells())
-        lines += ["", f"From {len(self._finished)} of {total} runs; lost: {len(self.losses())}.", "Killed in: " + ", ".join(
-            f"{phase} {count}" for phase, count in hits.most_common()) + "."]  # fmt: skip
+        shown = ", ".join(f"{phase} {count}" for phase, count in hits.most_common())
+        lines += ["", f"From {len(self._finished)} of {total} runs; lost: {len(self.losses())}. Killed in: {shown}."]
         return "\n".join(lines + [f"LOST {one['key']}: {'; '.join(one['problems'])}" for one in self.losses()])
 
     def losses(self) -> list[dict[str, Any]]:
@@ -283,10 +283,9 @@ def main() -> int:
     parser.add_argument("--mishaps", nargs="*", choices=MISHAPS, default=list(MISHAPS), help="(all)")
     parser.add_argument("--ranks", type=int, default=2, choices=(1, 2), help="most processes of a run (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of kinds, phases and moments (%(default)s)")
-    parser.add_argument(
-        "--out", type=Path, default=ROOT / "runs" / "kill_campaign" / "runs.jsonl", help="finished runs"
-    )
-    parser.add_argument("--work", type=Path, default=ROOT / "runs" / "kill_campaign" / "work", help="run folders")
+    there = ROOT / "runs" / "kill_campaign"
+    parser.add_argument("--out", type=Path, default=there / "runs.jsonl", help="finished runs")
+    parser.add_argument("--work", type=Path, default=there / "work", help="run folders; removed and made anew")
     parser.add_argument("--budget-minutes", type=float, default=30.0, help="begin no further run after that")
     arguments = parser.parse_args()
     arguments.work = arguments.work.resolve()
