@@ -77,7 +77,7 @@ class Course:
     """A recipe for a number of processes: what its runs share, and how the one that was left alone ended."""
 
     def __init__(self, recipe: Path, ranks: int, folder: Path) -> None:
-        """Train it once as a user would, and once as the campaign does, to know how long things take."""
+        """Train it once as a user would, and then as the campaign does, to know how long things take."""
         self.ranks = ranks
         self._recipe, self._folder = str(recipe), folder
         shutil.rmtree(folder, ignore_errors=True)
@@ -87,6 +87,8 @@ class Course:
         self.expected = result_of(folder / "run")
         newest = folder / "run" / "checkpoints" / self.expected["newest"]
         self._plan = json.loads((newest / "state.json").read_text(encoding="utf8"))["plan"]
+        work(self.assignment("rehearsal"), ranks=ranks)
+        import_all(json.loads((folder / "rehearsal" / "modules.json").read_text(encoding="utf8")))
         rehearsal = self.assignment("rehearsal")
         started = time.monotonic()
         ended = work(rehearsal, ranks=ranks)
@@ -265,12 +267,12 @@ class Campaign:
         print(f"{cell.key} ({ranks}): {outcome['hits']} {outcome['problems'] or 'equal'} {seconds:.1f} s", flush=True)
 
 
-def import_what_tasks_import(recipes: list[str]) -> None:
-    """Once, here, and not in every fork. Loading a task imports what it needs but for what is imported late."""
-    for recipe in recipes:
-        load_recipe(str(ROOT / "configs" / f"{recipe}.yaml"))
-    if any(recipe.startswith("ernie") for recipe in recipes):
-        importlib.import_module("paddlenlp.transformers")
+def import_all(names: list[str]) -> None:
+    """Import here, once, what a fork had to import: the next ones find it done."""
+    for name in names:
+        if name not in sys.modules and not name.startswith("__"):
+            with contextlib.suppress(Exception):  # some modules are not meant to be imported by their name
+                importlib.import_module(name)
 
 
 def main() -> int:
@@ -290,7 +292,6 @@ def main() -> int:
     arguments = parser.parse_args()
     arguments.work = arguments.work.resolve()
     start_tool()
-    import_what_tasks_import(arguments.recipes)
     campaign = Campaign(arguments)
     campaign.run()
     print(campaign.table())

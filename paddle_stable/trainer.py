@@ -221,12 +221,11 @@ class Trainer:
         Raises:
             CheckpointError: when it could not be written; the earlier ones are intact.
         """
-        failure: Exception | None = None
         try:
             self._finish_saving_here()
         except CheckpointError as error:
-            failure = error
-        self._agree_on_failure(failure)
+            self._agree_on_failure(error)
+        self._agree_on_failure(None)
 
     def _agree_on_failure(self, failure: Exception | None) -> None:
         """Raise on all processes, and the same: those that heard nothing would wait for rank 0 in the next step."""
@@ -241,10 +240,7 @@ class Trainer:
             self.writers.note(saved)
 
     def _leave_no_save_behind(self) -> None:
-        """Wait for a save when training ends for another reason: who looks at the checkpoints next sees whole ones.
-
-        Its failure is not to hide that reason: it goes to the log and, with the reason, into `exit.json`.
-        """
+        """Wait for a save when training ends for another reason, which a failure of the save is not to hide."""
         try:
             self._finish_saving_here()
         except CheckpointError as error:

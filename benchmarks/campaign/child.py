@@ -154,10 +154,12 @@ class _Watch:
         Trainer.train_step = step_with_samples  # type: ignore[method-assign]
 
     def write_durations(self) -> None:
-        """How often every phase was entered and how long it took in the middle."""
+        """How often every phase was entered and how long it took in the middle; and what was imported for it."""
         usual = {name: [count, self._seconds[name] / max(count, 1)] for name, count in self._counts.items()}
         path = self._assignment.folder / f"phases{self._rank}.json"
         path.write_text(json.dumps(usual), encoding="utf8")
+        imported = self._assignment.folder / "modules.json"
+        imported.write_text(json.dumps(sorted(sys.modules)), encoding="utf8")
 
     def _wrap(self, owner: Any, name: str, phase: str) -> None:
         whole: Callable[..., Any] = getattr(owner, name)  # fails loudly when it is called otherwise one day
