@@ -79,7 +79,7 @@ def _train(request: TrainingRequest, prepared: Prepared, world: World, stop: Sto
             raise
         except OSError as error:
             reason = f"The run folder cannot be written: {error}. Checkpoints are as they were. Is the disk full?"
-            end = End(ExitCode.ERROR, reason)
+            end = End(ExitCode.ERROR, _with_save(reason, trainer))
         except Exception as error:
             reason = _with_save(f"{type(error).__name__}: {error}", trainer)
             write_exit(folder, ExitCode.ERROR, reason, step=trainer.progress.step)

@@ -159,7 +159,7 @@ class _Watch:
         path = self._assignment.folder / f"phases{self._rank}.json"
         path.write_text(json.dumps(usual), encoding="utf8")
         imported = self._assignment.folder / "modules.json"
-        imported.write_text(json.dumps(sorted(sys.modules)), encoding="utf8")
+        imported.write_text(json.dumps(list(sys.modules)), encoding="utf8")
 
     def _wrap(self, owner: Any, name: str, phase: str) -> None:
         whole: Callable[..., Any] = getattr(owner, name)  # fails loudly when it is called otherwise one day
