@@ -17,12 +17,17 @@ import paddle.distributed as dist
 from paddle_stable.data.dataset import Array
 
 
+class PeerLost(Exception):
+    """Another process is gone in the middle of a conversation. It knows why; this one does not."""
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class World:
     """This process among those that train together. A process alone answers without communicating.
 
-    All processes have to make the same calls in the same order: one that stays away lets the others wait.
+    All processes have to make the same calls in the same order: one that stays away lets the others wait. One that is
+    gone makes these calls raise `PeerLost` (gloo ends the process instead when it notices in a backward pass).
     """
 
     rank: int
@@ -90,7 +95,8 @@ class World:
     def sum_(self, tensor: paddle.Tensor) -> None:
         """Add up a tensor over all processes, in place. All get the same bits."""
         if self.size > 1 and tensor.size > 0:  # gloo refuses a tensor without elements
-            dist.all_reduce(tensor)
+            with _talking():
+                dist.all_reduce(tensor)
 
     def gather_arrays(self, arrays: Sequence[Array]) -> list[list[Array]]:
         """The arrays of every process, by rank. Their number, shapes and types may differ between processes.
@@ -113,13 +119,15 @@ class World:
         if self.size == 1:
             return flag
         agreed = paddle.to_tensor([flag], dtype="int64")
-        dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
-        return int(agreed.item())
+        with _talking():
+            dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
+            return int(agreed.item())
 
     def barrier(self) -> None:
         """Wait until all processes have come here."""
         if self.size > 1:
-            dist.barrier()
+            with _talking():
+                dist.barrier()
 
     def close(self) -> None:
         """Leave the group; no process may communicate afterwards."""
@@ -129,8 +137,18 @@ class World:
     def _gather(self, block: Array) -> list[Array]:
         """One block of the same shape and type from every process, by rank."""
         blocks: list[paddle.Tensor] = []
-        dist.all_gather(blocks, paddle.to_tensor(block))
-        return [received.numpy() for received in blocks]
+        with _talking():
+            dist.all_gather(blocks, paddle.to_tensor(block))
+            return [received.numpy() for received in blocks]
+
+
+@contextmanager
+def _talking() -> Iterator[None]:
+    """What fails inside is the connection: Paddle hands its errors on as RuntimeError."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerLost(f"the connection to another process of this run is lost: {error}") from error
 
 
 def _packed(arrays: Sequence[Array]) -> npt.NDArray[np.uint8]:

@@ -13,6 +13,7 @@ from paddle_stable.data.loader import evaluation_batches, in_sample_order
 from paddle_stable.distributed import World
 from paddle_stable.stability.amp import Precision
 from paddle_stable.task import Task
+from paddle_stable.watchdog import Heartbeat
 
 
 @final
@@ -26,7 +27,14 @@ class Evaluation:
 
 
 def evaluate(
-    task: Task, model: paddle.nn.Layer, precision: Precision, dataset: Dataset, *, batch_size: int, world: World
+    task: Task,
+    model: paddle.nn.Layer,
+    precision: Precision,
+    dataset: Dataset,
+    *,
+    batch_size: int,
+    world: World,
+    heartbeat: Heartbeat,
 ) -> Evaluation:
     """Run a split through the model (the layer itself, not its data-parallel wrapper).
 
@@ -37,9 +45,10 @@ def evaluate(
     model.eval()
     try:
         with paddle.no_grad(), precision.autocast():
-            mine = [
-                (batch.indices, task.outputs(model, batch)) for batch in evaluation_batches(dataset, batch_size, world)
-            ]
+            mine = []
+            for batch in evaluation_batches(dataset, batch_size, world):
+                mine.append((batch.indices, task.outputs(model, batch)))
+                heartbeat.beat()
     finally:
         if was_training:
             model.train()

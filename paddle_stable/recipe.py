@@ -64,6 +64,9 @@ class RunConfig(Section):
     """auto: a GPU when this Paddle has one, else the CPU."""
     deterministic: bool = False
     """Ask cuDNN and cuBLAS for repeatable kernels (slower). The CPU is repeatable at the same thread count."""
+    hang_timeout: PositiveFloat | None = 900.0
+    """Seconds without a sign of life (a step begun, a batch evaluated, a checkpoint saved) after which every process
+    writes its stacks to `hang-rank-<rank>.txt` and leaves with exit code 4; null: never."""
 
 
 class TaskConfig(Section):
@@ -313,6 +316,7 @@ class FaultConfig(Section):
         "corrupt_label",
         "grow_weights",
         "raise",
+        "block",
         "withhold",
     ]
     """nan_loss, loss_spike: the loss becomes NaN, or a thousand times larger. inf_grad, nan_grad, huge_grad: one
@@ -320,8 +324,8 @@ class FaultConfig(Section):
     larger. nan_parameter: one element of a parameter becomes NaN, for good; nan_embedding: its `row` does. nan_input:
     the numbers of a micro-batch's first sample become NaN. corrupt_label: in `tensor` the first sample's numbers become
     10,000 times larger, or, where they are whole numbers, every sample gets those of the one before it. grow_weights:
-    all weights grow by a tenth; with many `steps`, the run diverges. raise: the forward pass raises. withhold: the step
-    is not done."""
+    all weights grow by a tenth; with many `steps`, the run diverges. raise: the forward pass raises. block: the process
+    waits for ever. withhold: the step is not done."""
     steps: PositiveInt = 1
     """It happens in that many steps in a row."""
     rank: NonNegativeInt = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -13,7 +14,7 @@ from typing import final
 from paddle_stable.build import Prepared, build_trainer, prepare, use_device
 from paddle_stable.checkpoint import CheckpointError, CheckpointStore, NonFiniteState
 from paddle_stable.data.workers import SampleError, WorkerDied
-from paddle_stable.distributed import World
+from paddle_stable.distributed import PeerLost, World
 from paddle_stable.dry_run import describe
 from paddle_stable.errors import ExitCode, InputError
 from paddle_stable.recipe_io import LoadedRecipe, load_recipe
@@ -22,6 +23,7 @@ from paddle_stable.resume import ResumePoint, environment_remarks, find_resume_p
 from paddle_stable.run_folder import RunFolder, write_exit
 from paddle_stable.stop_signal import StopSignal
 from paddle_stable.trainer import Diverged, StepFailed, Stopped, Trainer
+from paddle_stable.watchdog import LINGER_SECONDS, Heartbeat, Watchdog
 from paddle_stable.writers import RunRecord, Writers
 
 
@@ -53,7 +55,7 @@ def _run(request: TrainingRequest, stop: StopSignal) -> ExitCode:
         say = _speaker(world)
         for line in loaded.advice:
             say(f"advice: {line}")
-        prepared = prepare(loaded, world)
+        prepared = _prepare(loaded, world)
         for line in prepared.splits.warnings:
             say(f"data: {line}")
         if request.check:
@@ -63,34 +65,59 @@ def _run(request: TrainingRequest, stop: StopSignal) -> ExitCode:
     except InputError as error:
         print(error, file=sys.stderr, flush=True)
         return ExitCode.INPUT
+    except PeerLost as error:
+        print(error, file=sys.stderr, flush=True)
+        return ExitCode.ERROR
+
+
+def _prepare(loaded: LoadedRecipe, world: World) -> Prepared:
+    """Task and data, on all processes or on none: a file may be missing on one machine only."""
+    failure, prepared = None, None
+    try:
+        prepared = prepare(loaded, world)
+    except InputError as error:
+        failure = error
+    failed_elsewhere = world.agree_max(int(failure is not None))
+    if prepared is None or failed_elsewhere:
+        raise failure or InputError("Another process of this run has found a mistake; it says which.", [])
+    return prepared
 
 
 def _train(request: TrainingRequest, prepared: Prepared, world: World, stop: StopSignal) -> ExitCode:
     """Everything between taking the run folder and leaving it. `exit.json` is written whatever happens."""
     folder = Path(prepared.recipe.run.output_dir)
-    with ExitStack() as stack:
+    heartbeat = Heartbeat()
+    with Watchdog(heartbeat, folder, world.rank, prepared.recipe.run.hang_timeout), ExitStack() as stack:
         start = _claim(folder, request.resume, prepared, world, stack)
         trainer = build_trainer(prepared, world, folder=folder)
+        trainer.heartbeat = heartbeat
         try:
             _begin(trainer, prepared.loaded, start, request, folder, stack)
             end = _fit(trainer, folder, stop)
         except InputError as error:
-            write_exit(folder, ExitCode.INPUT, str(error), step=trainer.progress.step)
+            _say_end(folder, End(ExitCode.INPUT, str(error)), trainer)
             raise
         except OSError as error:
             reason = f"The run folder cannot be written: {error}. Checkpoints are as they were. Is the disk full?"
             end = End(ExitCode.ERROR, _with_save(reason, trainer))
         except Exception as error:
             reason = _with_save(f"{type(error).__name__}: {error}", trainer)
-            write_exit(folder, ExitCode.ERROR, reason, step=trainer.progress.step)
+            _say_end(folder, End(ExitCode.ERROR, reason), trainer)
             raise
         if world.is_main or end.is_ours:
-            write_exit(folder, end.code, end.reason, step=trainer.progress.step)
+            _say_end(folder, end, trainer)
         if stop.received:
             stop.stay_deaf()
     if end.code is not ExitCode.DONE:
         print(end.reason, file=sys.stderr, flush=True)
     return end.code
+
+
+def _say_end(folder: Path, end: End, trainer: Trainer) -> None:
+    """Write `exit.json`, and stay until the others have read there why this process will not answer them any more."""
+    write_exit(folder, end.code, end.reason, step=trainer.progress.step, retry=end.retry)
+    if trainer.world.size > 1 and end.code in (ExitCode.ERROR, ExitCode.INPUT):
+        time.sleep(LINGER_SECONDS)
 
 
 def _close(writers: Writers) -> None:
@@ -165,6 +192,8 @@ class End:
     reason: str
     is_ours: bool = False
     """This process met the cause, whatever its rank, and not only what the cause did to the others."""
+    retry: bool = False
+    """Recipe and data are not at fault: with `--resume auto` the run may well end."""
 
 
 def _fit(trainer: Trainer, folder: Path, stop: StopSignal) -> End:
@@ -174,7 +203,7 @@ def _fit(trainer: Trainer, folder: Path, stop: StopSignal) -> End:
         if trainer.progress.applied == 0:
             raise Diverged(f"none of {trainer.progress.step} steps could be used. {trainer.monitor.explain_skips()}")
         conclude(trainer, folder)
-    except (Stopped, Diverged, NonFiniteState, StepFailed, SampleError, WorkerDied, CheckpointError) as error:
+    except (Stopped, Diverged, NonFiniteState, StepFailed, SampleError, WorkerDied, PeerLost, CheckpointError) as error:
         end = _end_of(error, trainer)
         return replace(end, reason=_with_save(end.reason, trainer))
     for line in final_advice(trainer):
@@ -208,7 +237,7 @@ def _end_of(error: Exception, trainer: Trainer) -> End:
     """The code and the last words for an end before the last step."""
     match error:
         case Stopped():
-            end = End(ExitCode.STOPPED, f"{error}. Go on with --resume auto.")
+            end = End(ExitCode.STOPPED, f"{error}. Go on with --resume auto.", retry=True)
         case Diverged() | NonFiniteState():
             best = trainer.store.best() if trainer.world.is_main else None
             kept = f"The best checkpoint is {best}." if best else "There is no checkpoint yet."
@@ -216,7 +245,9 @@ def _end_of(error: Exception, trainer: Trainer) -> End:
         case SampleError():
             end = End(ExitCode.INPUT, f"{error} Mend or remove it, then go on with --resume auto.", is_ours=True)
         case WorkerDied():
-            end = End(ExitCode.ERROR, f"{error}\nGo on with --resume auto.", is_ours=True)
+            end = End(ExitCode.ERROR, f"{error}\nGo on with --resume auto.", is_ours=True, retry=True)
+        case PeerLost():
+            end = End(ExitCode.ERROR, f"{error}\nGo on with --resume auto.", is_ours=True, retry=True)
         case StepFailed():
             traceback.print_exception(error.__cause__)
             end = End(ExitCode.ERROR, str(error), is_ours=True)

@@ -75,12 +75,27 @@ class RunFolder:
         self._lock.close()
 
 
-def write_exit(folder: Path, code: ExitCode, reason: str, *, step: int) -> None:
+def write_exit(folder: Path, code: ExitCode, reason: str, *, step: int, retry: bool = False) -> None:
     """Write `exit.json`, which says how the run ended also where a launcher hides the exit code.
 
     The first process that has something to say is heard: what the others report is what its end did to them.
+
+    Args:
+        folder: the run folder.
+        code: what the process leaves behind.
+        reason: for people.
+        step: the last one that was begun.
+        retry: the recipe and the data are not at fault, so that the same command with `--resume auto` may well succeed.
     """
-    record = {"code": int(code), "name": code.name.lower(), "reason": reason, "step": step, "time": time.time()}
+    record = {
+        "code": int(code),
+        "name": code.name.lower(),
+        "reason": reason,
+        "step": step,
+        "retry": retry,
+        "process": os.getpid(),
+        "time": time.time(),
+    }
     aside = folder / f".exit.json.{os.getpid()}"
     try:
         aside.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf8")

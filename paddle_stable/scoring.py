@@ -18,6 +18,7 @@ from paddle_stable.recipe_io import load_recipe
 from paddle_stable.resume import refuse_other_assets
 from paddle_stable.stability.amp import build_precision
 from paddle_stable.training_state import StateMismatch, load_model_arrays
+from paddle_stable.watchdog import Heartbeat
 
 
 @final
@@ -52,7 +53,9 @@ def score(request: ScoringRequest) -> ExitCode:
         load_model_arrays(prepared.model, parts.model)
         precision = build_precision(loaded.recipe.amp, prepared.model)
         batch_size = loaded.recipe.data.eval_batch_size
-        found = evaluate(prepared.task, prepared.model, precision, split, batch_size=batch_size, world=world)
+        found = evaluate(
+            prepared.task, prepared.model, precision, split, batch_size=batch_size, world=world, heartbeat=Heartbeat()
+        )
     except (InputError, CheckpointError, StateMismatch, SampleError) as error:
         print(error, file=sys.stderr, flush=True)
         return ExitCode.INPUT

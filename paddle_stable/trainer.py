@@ -32,6 +32,7 @@ from paddle_stable.stability.step_report import SkipReason, StepReport, Verdict
 from paddle_stable.stop_signal import StopSignal
 from paddle_stable.task import Task
 from paddle_stable.training_state import load_model_arrays, load_optimizer_arrays, model_arrays, optimizer_arrays
+from paddle_stable.watchdog import Heartbeat
 from paddle_stable.writers import NoRecord, Writers
 
 
@@ -76,6 +77,7 @@ class Trainer:
     best: Best
     progress: Progress = field(default_factory=Progress)
     writers: Writers = field(default_factory=NoRecord)
+    heartbeat: Heartbeat = field(default_factory=Heartbeat)
     dev_metrics: Mapping[str, float] = field(default_factory=dict)
     """Of the newest evaluation on the dev set; empty before the first."""
     incident: Incident | None = None
@@ -128,6 +130,7 @@ class Trainer:
         window = next(windows)
         waited = time.perf_counter() - started
         step = self.progress.step + 1
+        self.heartbeat.begin_step(step)
         applied = self.progress.applied  # a skipped step must not use up learning rate
         lr = self.schedule.lr(applied) * self.recovery.lr_factor(applied)
         self.optimizer.set_lr(lr)
@@ -196,8 +199,15 @@ class Trainer:
 
     def evaluate(self, dataset: Dataset) -> Evaluation:
         """Metrics of the present parameters over a split."""
-        batch_size = self.recipe.data.eval_batch_size
-        return evaluate(self.task, self.model, self.precision, dataset, batch_size=batch_size, world=self.world)
+        return evaluate(
+            self.task,
+            self.model,
+            self.precision,
+            dataset,
+            batch_size=self.recipe.data.eval_batch_size,
+            world=self.world,
+            heartbeat=self.heartbeat,
+        )
 
     def save(self, *, is_best: bool) -> None:
         """Begin to write a checkpoint of the last finished step, on rank 0; training may go on when this returns.
@@ -230,6 +240,7 @@ class Trainer:
     def _agree_on_failure(self, failure: Exception | None) -> None:
         """Raise on all processes, and the same: those that heard nothing would wait for rank 0 in the next step."""
         agreed = self.world.agree_max({type(None): 0, CheckpointError: 1, NonFiniteState: 2}[type(failure)])
+        self.heartbeat.beat()
         if agreed:
             elsewhere = NonFiniteState([]) if agreed == 2 else CheckpointError("rank 0 could not save; it says why")
             raise failure or elsewhere

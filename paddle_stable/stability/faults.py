@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import final
@@ -61,7 +62,9 @@ class Faults:
         return batch
 
     def spoil_loss(self, step: int, loss: paddle.Tensor) -> paddle.Tensor:
-        """The loss, or NaN or a thousand times as much in its place; or an exception."""
+        """The loss, or NaN or a thousand times as much in its place; or an exception; or no answer for ever."""
+        if self._now(step, "block"):
+            threading.Event().wait()
         if self._now(step, "raise"):
             raise InjectedError(f"the recipe's faults ask for it in step {step}")
         for kind, factor in _SPOILED_LOSS.items():

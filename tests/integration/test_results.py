@@ -13,6 +13,7 @@ from paddle_stable.evaluation import evaluate
 from paddle_stable.results import conclude, final_advice
 from paddle_stable.run import TrainingRequest, run_training
 from paddle_stable.scoring import ScoringRequest, score
+from paddle_stable.watchdog import Heartbeat
 
 from .conftest import RECIPE, open_trainer, sample_values
 from .test_resume import finish
@@ -70,7 +71,9 @@ def test_evaluation_leaves_the_model_in_training_and_does_not_depend_on_the_batc
     trainer = open_trainer(tmp_path, {**sample_values(tmp_path), **SHORT})
     dev, world = trainer.splits.dev, trainer.world
     found = [
-        evaluate(trainer.task, trainer.model, trainer.precision, dev, batch_size=size, world=world).metrics
+        evaluate(
+            trainer.task, trainer.model, trainer.precision, dev, batch_size=size, world=world, heartbeat=Heartbeat()
+        ).metrics
         for size in (1, 7, 1000)
     ]
     assert trainer.model.training
