@@ -15,6 +15,7 @@ import paddle
 import paddle.distributed as dist
 
 from paddle_stable.data.dataset import Array
+from paddle_stable.stability.paddle_private import job_store
 
 
 class PeerLost(Exception):
@@ -115,19 +116,31 @@ class World:
         return [_unpacked(block[:length]) for block, length in zip(self._gather(padded), lengths, strict=True)]
 
     def agree_max(self, flag: int) -> int:
-        """The largest of all processes' flags: every process then takes the same decision."""
+        """The largest of all processes' flags: every process then takes the same decision. As patient as `meet`."""
         if self.size == 1:
             return flag
+        self.meet()
         agreed = paddle.to_tensor([flag], dtype="int64")
         with _talking():
             dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
             return int(agreed.item())
 
-    def barrier(self) -> None:
-        """Wait until all processes have come here."""
-        if self.size > 1:
-            with _talking():
-                dist.barrier()
+    def meet(self) -> None:
+        """Wait until all processes have come here, also where one of them had much to do alone.
+
+        gloo's own operations, `barrier` among them, fail after thirty seconds: too few for a large checkpoint, a report
+        on an incident, or a first look at the data.
+        """
+        if self.size == 1:
+            return
+        with _talking():
+            store = job_store()
+            arrivals = store.add("paddle_stable/arrivals", 1)
+            meeting = -(-arrivals // self.size)
+            if arrivals % self.size == 0:
+                store.set(f"paddle_stable/met/{meeting}", "1")
+            else:
+                store.wait(f"paddle_stable/met/{meeting}")
 
     def close(self) -> None:
         """Leave the group; no process may communicate afterwards."""

@@ -23,7 +23,7 @@ from paddle_stable.seeding import seed_step
 from paddle_stable.stability.amp import Precision
 from paddle_stable.stability.bad_samples import BadSamples
 from paddle_stable.stability.faults import Faults
-from paddle_stable.stability.forensics import Forensics, Incident
+from paddle_stable.stability.forensics import EXPLAINED, Forensics, Incident
 from paddle_stable.stability.guard import StepGuard
 from paddle_stable.stability.monitor import Monitor, Totals
 from paddle_stable.stability.quarantine import Quarantine
@@ -143,6 +143,8 @@ class Trainer:
         report = StepReport(step, epoch, verdict, lr, seconds=time.perf_counter() - started, data_seconds=waited)
         # Both look at the samples once more, while the parameters are still those of the step.
         self.incident = self.forensics.explain(report, parts, self.monitor)
+        if verdict.skipped in EXPLAINED:
+            self.world.meet()  # the process that met the NaN has had much more to compute
         if verdict.skipped is SkipReason.NONFINITE:
             verdict = self._without_bad_samples(step, replace(window, parts=parts), verdict, stop_vote=stop_vote)
             report = replace(report, verdict=verdict, seconds=time.perf_counter() - started)

@@ -94,6 +94,10 @@ def test_a_rank_without_evaluation_batches_gets_the_outputs_too(pair: list[dict[
     assert pair[0]["one_batch_only"] == pair[1]["one_batch_only"] == [2, 1]
 
 
+def test_nobody_leaves_a_meeting_before_all_have_come(pair: list[dict[str, Any]]) -> None:
+    assert pair[0]["meets"] == pair[1]["meets"] == [True] * 4
+
+
 @pytest.mark.parametrize("number", ["1", None])
 def test_without_a_launcher_a_process_is_alone(number: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PADDLE_TRAINERS_NUM", raising=False)
@@ -113,7 +117,7 @@ def test_a_process_alone_answers_by_itself() -> None:
     assert world.gather_arrays(arrays) == [arrays]
     assert world.agree_max(2) == 2
     assert (world.is_main, world.gradient_scale) == (True, 1.0)
-    world.barrier()
+    world.meet()
     world.close()
 
 

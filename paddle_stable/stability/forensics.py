@@ -27,7 +27,8 @@ from paddle_stable.stability.step_report import SkipReason, StepReport
 from paddle_stable.training_state import model_arrays
 
 _HISTORY = 20
-_EXPLAINED = (SkipReason.NONFINITE, SkipReason.SPIKE)
+EXPLAINED = (SkipReason.NONFINITE, SkipReason.SPIKE)
+"""Skips that a report is written on."""
 # What a replay can end with besides a report. An explanation that fails must not end the run that it is about.
 _CAN_FAIL = (RuntimeError, ValueError, TypeError, KeyError, IndexError, OSError, MemoryError)
 
@@ -94,7 +95,7 @@ class Forensics:
         Returns:
             None for an ordinary step, one too many, and on processes that have nothing to say.
         """
-        if report.verdict.skipped not in _EXPLAINED or not self._config.enabled:
+        if report.verdict.skipped not in EXPLAINED or not self._config.enabled:
             return None
         # Those on disk count, so that a resumed run goes on counting, and may write later ones anew.
         earlier = sum(step < report.step for step in steps_with_incident(self._folder, self._replay.rank))

@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import paddle
 from paddle import _C_ops
+from paddle.base import core
 
 
 def squared_norm(tensor: paddle.Tensor) -> paddle.Tensor:
@@ -41,3 +43,12 @@ def forget_accumulators(optimizer: paddle.optimizer.AdamW, parameters: Sequence[
         for by_name in optimizer._accumulators.values():
             by_name.pop(master.name, None)
         optimizer._already_create_accumulator.discard(parameter.name)
+
+
+def job_store() -> Any:
+    """The key-value store through which the processes of a job have found each other: `add`, `set`, `get`, `wait`.
+
+    Public functions reach it only when a group is made. It is the one connection that waits as long as it takes: a
+    gloo operation gives up after thirty seconds, a number that Paddle has no way to change.
+    """
+    return core.create_or_get_global_tcp_store()

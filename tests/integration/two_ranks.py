@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, final
@@ -153,6 +154,19 @@ def summed(world: World, array: Array) -> list[Any]:
     return [str(tensor.numpy().dtype), list(tensor.shape), tensor.numpy().tolist()]
 
 
+def meets(world: World, folder: Path) -> list[bool]:
+    """Whether this rank leaves a meeting only after the other has come, whichever of the two is late."""
+    found = []
+    for late in (0, 1, 1, 0):
+        flag = folder / f"meeting-{len(found)}"
+        if world.rank == late:
+            time.sleep(0.3)
+            flag.touch()
+        world.meet()
+        found.append(flag.exists())
+    return found
+
+
 def main(folder: Path) -> None:
     world = World.from_environment()
     model = model_of(seed=world.rank)
@@ -177,9 +191,10 @@ def main(folder: Path) -> None:
         "evaluated": evaluate(world, model),
         "evaluated_alone": evaluate(World.single(), model),
         "one_batch_only": one_batch_only(world),
+        "meets": meets(world, folder),
     }
     (folder / f"rank{world.rank}.json").write_text(json.dumps(found))
-    world.barrier()
+    world.meet()
     world.close()
 
 

@@ -1,0 +1,102 @@
+"""Ends that a run meets outside of its steps, in one process: each has its code and one clear line."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paddle_stable.run import TrainingRequest, run_training
+from tests.integration.conftest import RECIPE, Train, sample_values
+
+TASKS = """
+import os, signal
+from paddle_stable.tasks import lstm
+
+class ToldWhileLoading(lstm.LstmForecast):
+    def load_splits(self):
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().load_splits()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _handlers() -> Iterator[None]:
+    """A stopped run ignores signals from then on; the tests behind it should not."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def request(folder: Path, *, trust: bool = False, **values: Any) -> TrainingRequest:
+    set_values = {**sample_values(folder), "run.output_dir": str(folder / "run"), **values}
+    overrides = tuple(f"{key}={json.dumps(value)}" for key, value in set_values.items())
+    return TrainingRequest(str(RECIPE), overrides, smoke=True, trust=trust)
+
+
+def record(folder: Path) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((folder / "run" / "exit.json").read_text(encoding="utf8"))
+    return read
+
+
+def test_a_signal_while_the_data_load_ends_the_run_with_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "told.py").write_text(TASKS, encoding="utf8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    code = run_training(request(tmp_path, trust=True, **{"task.target": "told.ToldWhileLoading"}))
+    assert code == 75
+    end = record(tmp_path)
+    assert (end["code"], end["step"], end["retry"]) == (75, 1, True)
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*")] == ["step-000001"]
+
+
+def test_a_killed_data_worker_is_named_and_is_no_bad_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from paddle_stable.stability.faults import Faults
+
+    def kill_workers(faults: Faults, step: int) -> bool:
+        if step == 7:
+            for worker in multiprocessing.active_children():
+                assert worker.pid is not None
+                os.kill(worker.pid, signal.SIGKILL)
+        return False
+
+    monkeypatch.setattr(Faults, "withholds", kill_workers)
+    code = run_training(request(tmp_path, **{"data.workers": 1, "run.steps": 30}))
+    assert code == 1
+    said = capsys.readouterr().err
+    assert "was killed by SIGKILL" in said
+    assert "series.csv:" in said
+    assert "--resume auto" in said
+    assert "Traceback" not in said
+    end = record(tmp_path)
+    assert (end["code"], end["retry"]) == (1, True)
+
+
+def test_a_full_disk_outside_a_checkpoint_ends_the_run_in_a_clear_line(tmp_path: Path) -> None:
+    """Records grow beyond what may be written, the checkpoints do not: a limit on the size of files stands in."""
+    train = Train(tmp_path)
+    command = train.command(run__steps=2000, run__log_every=1, run__eval_every=2000, run__save_every=10)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=train.environment, cwd=tmp_path, check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000)),
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "The run folder cannot be written" in done.stderr
+    assert "Is the disk full?" in done.stderr
+    assert "Traceback" not in done.stderr
+    end = record(tmp_path)
+    assert end["code"] == 1
+    assert sorted((tmp_path / "run" / "checkpoints").glob("step-*"))
