@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
+import shutil
 import signal
 import socket
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,8 @@ from pathlib import Path
 from paddle_stable.tasks import lstm
 
 class Unlucky(lstm.LstmForecast):
-    '''Rank 1 is killed in the middle of its 14th step, and hangs in the 9th that the second attempt does.'''
+    '''Rank 1 is killed in the middle of its 14th step, and hangs in the 9th that the second attempt does; or it is told
+    to stop in its 7th.'''
     _losses = 0
     def loss(self, model, batch):
         loss = super().loss(model, batch)
@@ -38,6 +42,8 @@ class Unlucky(lstm.LstmForecast):
             if Unlucky._losses == 9 and (folder / "killed").exists() and not (folder / "hung").exists():
                 (folder / "hung").touch()
                 threading.Event().wait()
+        if os.environ.get("PADDLE_TRAINER_ID") == "1" and "TOLD" in os.environ and Unlucky._losses == 7:
+            os.kill(os.getpid(), signal.SIGTERM)
         return loss
 """
 
@@ -121,23 +127,79 @@ def test_a_signal_to_the_job_saves_once_and_another_number_of_processes_goes_on(
     assert "results will not be bit-identical" in (run / "run.log").read_text(encoding="utf8")
 
 
-def test_two_nodes_train_like_two_processes_on_one(train: Train, tmp_path: Path) -> None:
-    """Two launchers, as on two machines, on the loopback interface."""
+def test_a_signal_to_one_process_stops_all_after_the_same_step(tmp_path: Path) -> None:
+    (tmp_path / "unlucky.py").write_text(MISHAPS, encoding="utf8")
+    train = Train(tmp_path)
+    command = train.command("--trust", ranks=2, **STEPS, task__target="unlucky.Unlucky")
+    environment = {**train.environment, "TOLD": "1"}
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 75, done.stdout  # the launcher's, because both have left with it
+    record = json.loads((tmp_path / "run" / "exit.json").read_text(encoding="utf8"))
+    assert record["code"] == 75
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*")] == ["step-000008"]
+
+
+def test_two_nodes_train_like_two_processes_on_one_and_all_roll_back_whichever_met_the_nan(
+    train: Train, tmp_path: Path
+) -> None:
+    """Two launchers, as on two machines, on the loopback interface; the NaN is met by another process in each run."""
+    rollback = {
+        **STEPS,
+        "stability__max_consecutive_skips": 3,
+        "stability__recovery__snapshot_every": 5,
+        "stability__recovery__healthy_steps": 2,
+    }
+    met = {rank: [{"step": 14, "steps": 3, "kind": "nan_loss", "rank": rank}] for rank in (0, 1)}
     port = _free_port()
     runs = {name: tmp_path / name for name in ("nodes", "one")}
     processes = []
     for rank in (0, 1):
-        command = train.command(ranks=2, run__output_dir=str(runs["nodes"]), **STEPS)
+        command = train.command(ranks=2, run__output_dir=str(runs["nodes"]), faults=met[1], **rollback)
         place = command.index("--nproc_per_node")
         command[place : place + 2] = ["--nnodes", "2", "--master", f"127.0.0.1:{port}", "--rank", str(rank)]
         command[place:place] = ["--nproc_per_node", "1"]
         command[command.index("--log_dir") + 1] = str(tmp_path / f"log-{rank}")
         processes.append(subprocess.Popen(command, env=train.environment, cwd=tmp_path, stdout=subprocess.DEVNULL))
-    one = train(ranks=2, run__output_dir=str(runs["one"]), **STEPS)
+    one = train(ranks=2, run__output_dir=str(runs["one"]), faults=met[0], **rollback)
     assert [process.wait(timeout=300) for process in processes] == [0, 0]
     assert one.returncode == 0, one.stdout
     assert final_digest(runs["nodes"]) == final_digest(runs["one"])
     assert curve(runs["nodes"]) == curve(runs["one"])
+    assert ("stability/rollbacks", 40, 1.0) in curve(runs["nodes"])
+
+
+@pytest.fixture
+def etcd(tmp_path: Path) -> Iterator[str]:
+    """Address of an etcd on the loopback interface."""
+    if shutil.which("etcd") is None or importlib.util.find_spec("etcd3") is None:
+        pytest.skip("needs Debian's etcd-server and the Python package etcd3 (docs/launch.md)")
+    urls = [f"http://127.0.0.1:{_free_port()}" for _ in range(2)]
+    command = ["etcd", "--data-dir", str(tmp_path / "etcd"), "--listen-client-urls", urls[0]]
+    command += ["--advertise-client-urls", urls[0], "--listen-peer-urls", urls[1]]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    yield urls[0].replace("http://", "etcd://")
+    server.terminate()
+    server.wait()
+
+
+def test_paddles_own_way_with_an_etcd_brings_a_killed_process_back(etcd: str, tmp_path: Path) -> None:
+    (tmp_path / "unlucky.py").write_text(MISHAPS, encoding="utf8")
+    (tmp_path / "hung").touch()  # only the kill
+    train = Train(tmp_path)
+    values = {**STEPS, "task__target": "unlucky.Unlucky"}
+    command = train.command("--trust", "--resume", "auto", ranks=2, **values)
+    place = command.index("--nproc_per_node")
+    options = ["--master", etcd, "--job_id", "unlucky", "--max_restart", "3", "--elastic_level", "1"]
+    command[place:place] = options
+    environment = {**train.environment, "UNLUCKY": "1", "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"}
+    broken = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert broken.returncode == 0, broken.stdout
+    assert (tmp_path / "killed").exists()
+    assert "resume: going on from" in (tmp_path / "run" / "run.log").read_text(encoding="utf8")
+    whole = train("--trust", ranks=2, run__output_dir=str(tmp_path / "whole"), **values)
+    assert whole.returncode == 0
+    assert final_digest(tmp_path / "run") == final_digest(tmp_path / "whole")
+    assert curve(tmp_path / "run") == curve(tmp_path / "whole")
 
 
 def _free_port() -> int:

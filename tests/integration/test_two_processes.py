@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from .conftest import Train, curve
+from paddle_stable.run import TrainingRequest, run_training
+
+from .conftest import ROOT, Train, curve, sample_values
 
 STEPS: dict[str, Any] = {"run__steps": 20, "run__log_every": 1, "run__eval_every": 20, "task__dropout": 0.0}
 
@@ -52,6 +54,26 @@ def test_two_processes_one_and_accumulation_agree_over_more_than_an_epoch(runs: 
             np.testing.assert_allclose(weights(other)[name], value, rtol=1e-3, atol=1e-5)
     assert json.loads((two / "exit.json").read_text())["code"] == 0
     assert sorted(p.name for p in two.iterdir()) == sorted(p.name for p in one.iterdir())
+
+
+def test_an_epoch_of_ernie_is_the_same_in_two_processes_one_and_with_accumulation(tmp_path: Path) -> None:
+    """64 reviews in windows of 12, the last one short; the two runs of one process in this one, which is quicker."""
+    recipe = ROOT / "configs" / "ernie_cls.yaml"
+    two = Train(tmp_path, recipe)
+    values: dict[str, Any] = {"run.steps": 6, "run.log_every": 1, "task.dropout": 0.0, "task.attention_dropout": 0.0}
+    launched = {key.replace(".", "__"): value for key, value in values.items()}
+    done = two(run__output_dir=str(tmp_path / "two"), data__batch_size=6, ranks=2, **launched)
+    assert done.returncode == 0, done.stdout + done.stderr
+    sample = sample_values(tmp_path, recipe)
+    for name, batch_size, accumulate in (("one", 12, 1), ("accumulated", 6, 2)):
+        run = {"run.output_dir": str(tmp_path / name), "data.batch_size": batch_size, "run.accumulate": accumulate}
+        overrides = tuple(f"{key}={json.dumps(value)}" for key, value in {**sample, **values, **run}.items())
+        assert run_training(TrainingRequest(str(recipe), overrides, smoke=True)) == 0
+    assert len(losses(tmp_path / "one")) == 6
+    for name in ("two", "accumulated"):
+        np.testing.assert_allclose(losses(tmp_path / name), losses(tmp_path / "one"), rtol=1e-5)
+        norms = [losses(tmp_path / run, "stability/grad_norm")[0] for run in (name, "one")]
+        assert norms[0] == pytest.approx(norms[1], rel=1e-5)
 
 
 def test_evaluation_is_the_same_bit_for_bit(train: Train, tmp_path: Path) -> None:
