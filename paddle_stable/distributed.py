@@ -102,6 +102,8 @@ class World:
     def gather_arrays(self, arrays: Sequence[Array]) -> list[list[Array]]:
         """The arrays of every process, by rank. Their number, shapes and types may differ between processes.
 
+        As patient as `meet`: what is gathered may have taken one process longer than the others.
+
         Raises:
             ValueError: when an array holds Python objects.
         """
@@ -109,6 +111,7 @@ class World:
             raise ValueError("arrays of Python objects cannot be gathered, only numbers and text")
         if self.size == 1:
             return [list(arrays)]
+        self.meet()
         packed = _packed(arrays)
         lengths = [int(length[0]) for length in self._gather(np.array([packed.size], dtype=np.int64))]
         padded = np.zeros(max(*lengths, 1), dtype=np.uint8)  # gloo gathers blocks of one size, never empty ones

@@ -144,7 +144,7 @@ class Trainer:
         # Both look at the samples once more, while the parameters are still those of the step.
         self.incident = self.forensics.explain(report, parts, self.monitor)
         if verdict.skipped in EXPLAINED:
-            self.world.meet()  # the process that met the NaN has had much more to compute
+            self.world.meet()  # the process that met the cause has had much more to compute
         if verdict.skipped is SkipReason.NONFINITE:
             verdict = self._without_bad_samples(step, replace(window, parts=parts), verdict, stop_vote=stop_vote)
             report = replace(report, verdict=verdict, seconds=time.perf_counter() - started)
