@@ -59,6 +59,8 @@ def _run(request: TrainingRequest, stop: StopSignal) -> ExitCode:
         for line in prepared.splits.warnings:
             say(f"data: {line}")
         if request.check:
+            for line in prepared.splits.full_check() if prepared.splits.full_check else ():
+                say(f"data: {line}")
             say(describe(prepared, world))
             return ExitCode.DONE
         return _train(request, prepared, world, stop)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -79,6 +79,11 @@ class Splits:
     """What the data says of itself, for the summary: classes, majority share, naive forecasts."""
     naive: NaiveAnswer | None = None
     """What the model has to be better than on the dev set; None when there is no such thing."""
+    full_check: Callable[[], Sequence[str]] | None = None
+    """Reads all that loading has only glanced at (every image), for `--check`; returns sentences to be printed.
+
+    Raises `InputError` with everything that is wrong. None where loading has read everything.
+    """
 
 
 @final
