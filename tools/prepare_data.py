@@ -2,6 +2,7 @@
 
 python tools/prepare_data.py reviews        # data/reviews: Chinese reviews for configs/ernie_cls.yaml
 python tools/prepare_data.py series         # data/series: stock indices, oil and shares for configs/lstm_forecast.yaml
+python tools/prepare_data.py text_images    # data/text_images: rendered images of texts for configs/dbnet_det.yaml
 """
 
 from __future__ import annotations
@@ -48,9 +49,33 @@ def series(options: argparse.Namespace) -> None:
         print(written, flush=True)
 
 
+def add_text_images(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], None]:
+    """Options of `text_images`."""
+    parser.add_argument("--output", type=Path, default=Path("data/text_images"), help="folder to write (%(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="another seed, other images (%(default)s)")
+    for split, count in (("train", 2000), ("dev", 100), ("test", 200)):
+        parser.add_argument(f"--{split}", type=int, default=count, metavar="IMAGES", help="%(default)s images")
+    parser.add_argument(
+        "--chinese-font", default="auto", metavar="FILE|auto|none", help="font with Chinese characters (%(default)s)"
+    )
+    return text_images
+
+
+def text_images(options: argparse.Namespace) -> None:
+    """Scenes with texts, rendered with the fonts and photographs of installed packages, in PaddleOCR's format."""
+    from paddle_stable.data.text_images import find_chinese_font, write_text_images
+
+    named = {"auto": find_chinese_font(), "none": None}
+    font = named[options.chinese_font] if options.chinese_font in named else Path(options.chinese_font)
+    sizes = {"train": options.train, "dev": options.dev, "test": options.test}
+    for sentence in write_text_images(options.output, sizes, seed=options.seed, chinese_font=font):
+        print(sentence, flush=True)
+
+
 SUBCOMMANDS = {
     "reviews": add_reviews,
     "series": add_series,
+    "text_images": add_text_images,
 }
 
 
