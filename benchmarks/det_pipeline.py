@@ -1,0 +1,232 @@
+"""Our label maps and augmentation beside PaddleOCR 2.9.1's, on the same images in one run.
+
+python benchmarks/det_pipeline.py --python <an environment with paddleocr 2.9.1>/bin/python
+
+PaddleOCR's transforms come from its wheel and need an older set of packages, so an environment of their own:
+
+python -m venv paddleocr && paddleocr/bin/pip install --no-deps paddleocr==2.9.1 imgaug==0.4.0 && \
+paddleocr/bin/pip install numpy==1.26.4 "opencv-python-headless<4.12" pyclipper shapely "scipy<1.15" six scikit-image
+
+Speed: flip, rotation, resize, crop, both maps, normalisation; colour jitter only on our side, decoding on neither. Both
+take turns on one core, images/s are of processor time, and the figure is the median ratio over the rounds.
+Maps: both draw the same outlines without augmentation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, final
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from paddle_stable.data.detection import DetectionData, TrainingView
+from paddle_stable.data.detection_labels import LabelledImage, read_labels
+from paddle_stable.data.detection_maps import DetectionMaps, draw_maps
+from paddle_stable.data.images import Pixels, read_image
+
+Floats = npt.NDArray[np.float32]
+
+# In the other environment. Transforms are imported by file, because the package's own __init__ files import far more.
+# A request is a JSON line on stdin, the answer one on stdout.
+PEER = """
+import importlib, json, random, sys, time, types
+import cv2, numpy
+from pathlib import Path
+from importlib.util import find_spec
+if not hasattr(numpy, "bool"):  # imgaug 0.4 is older than numpy's removal of it
+    numpy.bool = bool
+folder = Path(next(iter(find_spec("paddleocr").submodule_search_locations))) / "ppocr"
+def package(name, path):
+    module = sys.modules[name] = types.ModuleType(name)
+    module.__path__ = [str(path)]
+package("ppocr", folder), package("ppocr.data", folder / "data"), package("ppocr.data.imaug", folder / "data/imaug")
+def load(name):
+    return importlib.import_module("ppocr.data.imaug." + name)
+augment = load("iaa_augment").IaaAugment()
+crop = load("random_crop_data").EastRandomCropData(size=[640, 640], max_tries=50, keep_ratio=True)
+border = load("make_border_map").MakeBorderMap(shrink_ratio=0.4, thresh_min=0.3, thresh_max=0.7)
+shrink = load("make_shrink_map").MakeShrinkMap(shrink_ratio=0.4, min_text_size=8)
+mean, std = numpy.array([0.485, 0.456, 0.406], "float32"), numpy.array([0.229, 0.224, 0.225], "float32")
+def data(image, labels):
+    longest = max((len(points) for points, _ in labels), default=0)
+    padded = [points + [points[-1]] * (longest - len(points)) for points, _ in labels]
+    return {"image": image, "polys": numpy.array(padded, "float32"), "ignore_tags": [tag for _, tag in labels],
+            "texts": ["" for _ in labels]}
+def transformed(image, labels):
+    sample = shrink(border(crop(augment(data(image, labels)))))
+    scaled = (sample["image"].astype("float32") * (1 / 255.0) - mean) / std
+    return scaled.transpose((2, 0, 1)), sample
+cv2.setNumThreads(1)
+for line in sys.stdin:
+    request = json.loads(line)
+    images = [cv2.imread(path) for path, _ in request["images"]]
+    labels = [texts for _, texts in request["images"]]
+    if request["maps"]:
+        drawn = [shrink(border(data(image, texts))) for image, texts in zip(images, labels)]
+        names = "shrink_map", "shrink_mask", "threshold_map", "threshold_mask"
+        numpy.savez(request["maps"], **{f"{name}{i}": one[name] for i, one in enumerate(drawn) for name in names})
+        print("ANSWER0", flush=True)
+    else:
+        random.seed(request["seed"]), numpy.random.seed(request["seed"])
+        begin = time.process_time()
+        for image, texts in zip(images, labels):
+            transformed(image, texts)
+        print("ANSWER%r" % (time.process_time() - begin), flush=True)
+"""
+
+
+@final
+class Peer:
+    """PaddleOCR's transforms in a process of another environment."""
+
+    def __init__(self, python: Path, images: Sequence[LabelledImage]) -> None:
+        self._process = subprocess.Popen([python, "-W", "ignore", "-c", PEER], stdin=subprocess.PIPE,
+                                         stdout=subprocess.PIPE, text=True)  # fmt: skip
+        self._images = [
+            [str(one.image), [[region.points.tolist(), region.ignore] for region in one.regions]] for one in images
+        ]
+
+    def seconds(self, seed: int) -> float:
+        """Processor time of one pass of augmentation and maps over all images, decoded before."""
+        return self._ask({"images": self._images, "maps": "", "seed": seed})
+
+    def maps(self, count: int) -> list[DetectionMaps]:
+        """Maps of the images as they are."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "maps.npz"
+            self._ask({"images": self._images, "maps": str(path)})
+            with np.load(path) as drawn:
+                return [
+                    DetectionMaps(*(drawn[f"{name}{number}"] for name in DetectionMaps.__annotations__))
+                    for number in range(count)
+                ]
+
+    def close(self) -> None:
+        """Let the process end."""
+        self._process.communicate()
+
+    def _ask(self, request: Mapping[str, Any]) -> float:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        for line in self._process.stdout:
+            if line.startswith("ANSWER"):
+                return float(line.removeprefix("ANSWER"))
+        raise SystemExit("PaddleOCR's transforms ended with an error. See --help for their environment.")
+
+
+def our_seconds(view: TrainingView, images: Sequence[tuple[LabelledImage, Pixels]], seed: int) -> float:
+    """Processor time of our augmentation and maps."""
+    begin = time.process_time()
+    for number, (labelled, image) in enumerate(images):
+        view.augmented(image, labelled.regions, np.random.default_rng((seed, number)))
+    return time.process_time() - begin
+
+
+def compare_speed(peer: Peer, data: DetectionData, images: Sequence[LabelledImage], rounds: int) -> str:
+    """Images/s on either side and the ratio."""
+    view = TrainingView(data)
+    decoded = [(one, read_image(one.image)) for one in images]
+    our_seconds(view, decoded, 0), peer.seconds(0)  # the first pass warms up
+    pairs = [(our_seconds(view, decoded, seed), peer.seconds(seed)) for seed in range(1, rounds + 1)]
+    ours, theirs = np.array(pairs).T
+    ratios = theirs / ours
+    return (
+        f"label maps + augmentation: ours {len(images) / np.median(ours):.1f} images/s a core, PaddleOCR "
+        f"{len(images) / np.median(theirs):.1f}: x {np.median(ratios):.1f} ({ratios.min():.1f} to {ratios.max():.1f} "
+        f"in {rounds} rounds of {len(images)} images)"
+    )
+
+
+def compare_maps(peer: Peer, images: Sequence[LabelledImage]) -> str:
+    """How far the maps of the same outlines differ, and where."""
+    theirs = peer.maps(len(images))
+    ours = [
+        draw_maps(
+            [region.points for region in one.regions],
+            [region.ignore for region in one.regions],
+            height=one.size.height,
+            width=one.size.width,
+        )
+        for one in images
+    ]
+    both = sum(int(((a.shrink_map > 0) & (b.shrink_map > 0)).sum()) for a, b in zip(ours, theirs, strict=True))
+    either = sum(int(((a.shrink_map > 0) | (b.shrink_map > 0)).sum()) for a, b in zip(ours, theirs, strict=True))
+    differences, obtuse = [], []
+    for one, a, b in zip(images, ours, theirs, strict=True):
+        drawn = (a.threshold_map > 0.3 + 1e-6) | (b.threshold_map > 0.3 + 1e-6)
+        differences.append(np.abs(a.threshold_map - b.threshold_map)[drawn])
+        obtuse.append(_beside_no_edge(one, drawn))
+    difference, explained = np.concatenate(differences), np.concatenate(obtuse)
+    masks = [
+        float(np.mean(getattr(a, name) != getattr(b, name)))
+        for a, b in zip(ours, theirs, strict=True)
+        for name in ("shrink_mask", "threshold_mask")
+    ]
+    differing = difference > 1e-3
+    return "\n".join(
+        [
+            f"shrink map: IoU {both / max(either, 1):.4f} ({either} pixels)",
+            f"threshold map where either is above .3: mean difference {difference.mean():.5f}, 99th percentile "
+            f"{np.quantile(difference, 0.99):.5f}, largest {difference.max():.4f} ({len(difference)} pixels)",
+            f"  {differing.mean():.2%} of these pixels differ by more than .001; {explained[differing].mean():.2%} of "
+            "them see an edge under less than 90 degrees, where PaddleOCR takes the distance to its nearer corner",
+            f"masks: {np.mean(masks):.6%} of all pixels differ",
+        ]
+    )
+
+
+def _beside_no_edge(one: LabelledImage, where: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """For the chosen pixels: whether some edge of a text whose foot they are beside is seen under an acute angle."""
+    rows, columns = np.nonzero(where)
+    pixels = np.stack([columns, rows], axis=1).astype(np.float64)
+    found = np.zeros(len(pixels), np.bool_)
+    for region in one.regions:
+        if region.ignore:
+            continue
+        for start, end in zip(region.points, np.roll(region.points, -1, axis=0), strict=True):
+            to_start, to_end = start - pixels, end - pixels
+            edge = end - start
+            acute = (to_start * to_end).sum(axis=1) > 0
+            beside = ((-to_start @ edge) > 0) & ((to_end @ edge) > 0)
+            found |= acute & beside
+    return found
+
+
+def main() -> None:
+    """Print a few lines."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", type=Path, required=True, help="where paddleocr 2.9.1 is")
+    parser.add_argument("--labels", type=Path, default=Path("data/text_images/test.txt"), help="(%(default)s)")
+    parser.add_argument("--images", type=Path, help="folder that the labels' paths are relative to")
+    parser.add_argument("--count", type=int, default=50, help="images (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="(%(default)s)")
+    options = parser.parse_args()
+    labels = read_labels(options.labels, options.images)
+    if labels.broken or labels.problems:
+        raise SystemExit("\n".join(str(problem) for problem in (*labels.broken, *labels.problems)))
+    images = [one for one in labels.images if one.regions][: options.count]
+    source = {"labels": str(options.labels), "images": None if options.images is None else str(options.images)}
+    data = DetectionData.model_validate({"train": source, "dev": source})
+    cv2.setNumThreads(1)
+    peer = Peer(options.python, images)
+    print(f"{options.labels}, {len(images)} images, crops of {data.crop_size}")
+    print(compare_maps(peer, images))
+    print(compare_speed(peer, data, images, options.rounds))
+    peer.close()
+
+
+if __name__ == "__main__":
+    main()

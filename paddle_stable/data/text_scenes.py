@@ -25,14 +25,15 @@ TEXTS = (2, 9)
 """Fewest and one more than the most texts that are tried in an image."""
 BACKGROUND_SHARE = 0.03
 """Part of the images without any text."""
-TEXT_HEIGHT = (9.0, 64.0)
+TEXT_HEIGHT = (12.0, 64.0)
 """Pixels from ascender to descender; small ones are more frequent (log-uniform)."""
-UNREADABLE_HEIGHT = 10
+UNREADABLE_HEIGHT = 12
 """Letters drawn in fewer rows count neither way: `###`."""
-UNREADABLE_CONTRAST = 24.0
+UNREADABLE_CONTRAST = 36.0
 """Likewise with less difference in brightness from what is behind."""
-CONTRAST = (16.0, 160.0)
-"""Smallest and largest difference in brightness between a text and what is behind it."""
+CONTRAST = (26.0, 160.0)
+"""Smallest and largest difference in brightness between a text and what is behind it (log-uniform), to which the
+deviation of the brightness behind it is added."""
 PLACE_TRIES = 6
 GAP = 4
 """Pixels between two texts."""
@@ -119,7 +120,7 @@ def _plain(rng: np.random.Generator) -> Pixels:
 
 def _clutter(image: Pixels, rng: np.random.Generator) -> None:
     """Things with edges that are no text: panels, lines, bars, rings, rows of blobs."""
-    for _ in range(rng.integers(2, 10)):
+    for _ in range(rng.integers(1, 7)):
         colour = rng.integers(0, 256, size=3).tolist()
         x, y = (int(v) for v in rng.integers(0, (WIDTH, HEIGHT)))
         size = int(rng.integers(6, 90))
@@ -131,7 +132,7 @@ def _clutter(image: Pixels, rng: np.random.Generator) -> None:
             end = (x + int(rng.integers(-150, 150)), y + int(rng.integers(-150, 150)))
             cv2.line(image, (x, y), end, colour, thickness, cv2.LINE_AA)
         elif kind == 2:
-            axes = (size // 2 + 1, size // 3 + 1)
+            axes = (size + 10, size // 2 + 10)  # a small one is a letter O
             cv2.ellipse(image, (x, y), axes, float(rng.uniform(0, 180)), 0.0, 360.0, colour, thickness, cv2.LINE_AA)
         elif kind == 3:
             cv2.rectangle(image, (x, y), (x + size, y + size // 2), colour, thickness)
@@ -189,7 +190,7 @@ def _shape(ink: Letters, rng: np.random.Generator) -> Shape:
     slant = rng.uniform(-spread, spread, size=(4, 2)).astype(np.float32)
     height, width = ink.shape
     if width > 3 * height and rng.random() < 0.15:
-        bend = rng.uniform(0.4, 1.6) * (1.0 if rng.random() < 0.7 else -1.0)
+        bend = rng.uniform(0.3, 1.1) * (1.0 if rng.random() < 0.7 else -1.0)
         # The inner side of the arc must not shrink to a point.
         bend = float(np.clip(bend, -width / height, width / height))
         return Shape(angle, slant, bend)
@@ -197,16 +198,17 @@ def _shape(ink: Letters, rng: np.random.Generator) -> Shape:
 
 
 def _paint(image: Pixels, placed: PlacedText, rng: np.random.Generator) -> float:
-    """Colour the text against what is behind it; returns the difference in brightness."""
+    """Colour the text against what is behind it; returns the difference in brightness beyond the usual one behind it."""
     rows, columns = placed.ink.shape
     behind = image[placed.top : placed.top + rows, placed.left : placed.left + columns]
     if rng.random() < 0.3:  # a sign of its own
         colour = rng.integers(0, 256, size=3).tolist()
         hull = cv2.convexHull(placed.outline.astype(np.int32))
         cv2.fillPoly(image, [np.asarray(hull)], colour, cv2.LINE_AA)
-    mean = behind.reshape(-1, 3).mean(axis=0)
-    brightness = float(mean @ (0.114, 0.587, 0.299))
-    contrast = math.exp(rng.uniform(*np.log(CONTRAST)))
+    mean, deviation = (values.ravel() @ (0.114, 0.587, 0.299) for values in cv2.meanStdDev(behind))
+    brightness = float(mean)
+    visible = math.exp(rng.uniform(*np.log(CONTRAST)))
+    contrast = visible + float(deviation)
     brighter = rng.random() < 0.5
     if brightness + contrast > 255 or (not brighter and brightness - contrast >= 0):
         contrast = -contrast
@@ -217,7 +219,7 @@ def _paint(image: Pixels, placed: PlacedText, rng: np.random.Generator) -> float
     edge = np.full(3, 255.0 if target < 128 else 0.0, np.float32) if rng.random() < 0.12 else None
     shadow = int(rng.integers(1, 3)) if rng.random() < 0.15 else 0
     paint(image, placed, Paint(colour, float(rng.uniform(0.75, 1.0)), edge, shadow))
-    return 255.0 if edge is not None else abs(target - brightness)
+    return 255.0 if edge is not None else abs(target - brightness) - float(deviation)
 
 
 def _through_a_camera(image: Pixels, studio: Studio, rng: np.random.Generator) -> Pixels:
@@ -226,7 +228,7 @@ def _through_a_camera(image: Pixels, studio: Studio, rng: np.random.Generator) -
     field = np.asarray(cv2.resize(light, (WIDTH, HEIGHT), interpolation=cv2.INTER_LINEAR))
     kind = rng.random()
     if kind < 0.35:
-        image = np.asarray(cv2.GaussianBlur(image, (0, 0), float(rng.uniform(0.4, 1.6))), np.uint8)
+        image = np.asarray(cv2.GaussianBlur(image, (0, 0), float(rng.uniform(0.3, 1.1))), np.uint8)
     elif kind < 0.5:
         image = np.asarray(cv2.filter2D(image, -1, _motion(rng)), np.uint8)
     top, left = (int(rng.integers(room + 1)) for room in (studio.noise.shape[0] - HEIGHT, studio.noise.shape[1] - WIDTH))

@@ -27,7 +27,7 @@ def latin_text(rng: np.random.Generator) -> str:
     kind = rng.random()
     if kind < 0.25:
         return _number(rng)
-    count = int(rng.choice((1, 2, 3), p=(0.65, 0.25, 0.1)))
+    count = int(rng.choice((1, 2, 3), p=(0.72, 0.23, 0.05)))
     return " ".join(_word(rng) for _ in range(count))
 
 
