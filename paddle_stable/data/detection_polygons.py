@@ -46,17 +46,14 @@ def check_outline(corners: object, size: ImageSize) -> CheckedOutline:
     points = _as_points(corners)
     if isinstance(points, str):
         return CheckedOutline(np.zeros((0, 2), np.float32), points)
-    points = _without_repeats(points)
-    repairs = []
-    if not _is_simple(points):
+    points, repairs = _without_repeats(points), []
+    if len(points) >= 3 and not _is_simple(points):
         hull = np.asarray(cv2.convexHull(points), np.float32).reshape(-1, 2)
-        if len(points) != 4 or len(hull) != 4 or abs(signed_area(hull)) < MIN_AREA:
-            if abs(signed_area(hull)) < MIN_AREA:
-                return CheckedOutline(np.zeros((0, 2), np.float32), f"encloses no area: {_shown(points)}.")
-            problem = f"the outline crosses itself: {_shown(points)}."
-            return CheckedOutline(_clamped(hull, size), problem)
-        # Four corners of a convex quadrangle can be joined without a crossing in one way only.
-        points, repairs = hull, ["corners in crossing order"]
+        if abs(signed_area(hull)) >= MIN_AREA:
+            if len(points) != 4 or len(hull) != 4:
+                return CheckedOutline(_clamped(hull, size), f"the outline crosses itself: {_shown(points)}.")
+            # Four corners of a convex quadrangle can be joined without a crossing in one way only.
+            points, repairs = hull, ["corners in crossing order"]
     area = signed_area(points)
     if abs(area) < MIN_AREA:
         return CheckedOutline(np.zeros((0, 2), np.float32), f"encloses no area: {_shown(points)}.")
@@ -106,8 +103,6 @@ def _without_repeats(points: Points) -> Points:
 
 
 def _is_simple(points: Points) -> bool:
-    if len(points) < 3:
-        return False
     if len(points) == 4:  # nearly all are convex quadrangles, and this is ten times as fast as shapely
         edges = np.roll(points, -1, axis=0) - points
         following = np.roll(edges, -1, axis=0)

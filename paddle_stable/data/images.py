@@ -54,7 +54,7 @@ def read_size(path: Path) -> ImageSize:
     """
     with path.open("rb") as stream, _opened(stream) as image:
         width, height = image.size
-        if image.getexif().get(_ORIENTATION_TAG) in _SIDEWAYS:
+        if _orientation(image) in _SIDEWAYS:
             width, height = height, width
         return ImageSize(width, height)
 
@@ -79,8 +79,17 @@ def decode(content: bytes) -> Pixels:
         UnreadableImage: as for `read_image`.
     """
     with _opened(io.BytesIO(content)) as image:
-        rgb = np.asarray(_as_rgb(ImageOps.exif_transpose(image)))
+        upright = image if _orientation(image) == 1 else ImageOps.exif_transpose(image)
+        rgb = np.asarray(_as_rgb(upright))
         return np.ascontiguousarray(rgb[:, :, ::-1])
+
+
+def _orientation(image: Image.Image) -> int:
+    """EXIF orientation of an image that was opened only, 1 for an upright one."""
+    if image.format == "PNG" and "exif" not in image.info:
+        # Pillow would decode everything to look for it behind the pixels.
+        return 1
+    return int(image.getexif().get(_ORIENTATION_TAG, 1))
 
 
 @contextmanager
