@@ -34,8 +34,11 @@ from paddle_stable.data.detection import DetectionData, TrainingView
 from paddle_stable.data.detection_labels import LabelledImage, read_labels
 from paddle_stable.data.detection_maps import DetectionMaps, draw_maps
 from paddle_stable.data.images import Pixels, read_image
+from paddle_stable.data.text_images import build_studio, scenes
+from paddle_stable.data.text_scenes import HEIGHT, WIDTH
 
-Floats = npt.NDArray[np.float32]
+ON_OUTLINE = 0.69
+"""Threshold above which a pixel is a fraction of a pixel from an outline, where it is 0.7."""
 
 # In the other environment. Transforms are imported by file, because the package's own __init__ files import far more.
 # A request is a JSON line on stdin, the answer one on stdout.
@@ -164,12 +167,14 @@ def compare_maps(peer: Peer, images: Sequence[LabelledImage]) -> str:
     ]
     both = sum(int(((a.shrink_map > 0) & (b.shrink_map > 0)).sum()) for a, b in zip(ours, theirs, strict=True))
     either = sum(int(((a.shrink_map > 0) | (b.shrink_map > 0)).sum()) for a, b in zip(ours, theirs, strict=True))
-    differences, obtuse = [], []
+    differences, acute, on_outline = [], [], []
     for one, a, b in zip(images, ours, theirs, strict=True):
         drawn = (a.threshold_map > 0.3 + 1e-6) | (b.threshold_map > 0.3 + 1e-6)
         differences.append(np.abs(a.threshold_map - b.threshold_map)[drawn])
-        obtuse.append(_beside_no_edge(one, drawn))
-    difference, explained = np.concatenate(differences), np.concatenate(obtuse)
+        acute.append(_sees_an_edge_acutely(one, drawn))
+        on_outline.append(a.threshold_map[drawn] > ON_OUTLINE)
+    difference = np.concatenate(differences)
+    kinds = np.stack([np.concatenate(acute), np.concatenate(on_outline)])
     masks = [
         float(np.mean(getattr(a, name) != getattr(b, name)))
         for a, b in zip(ours, theirs, strict=True)
@@ -181,15 +186,30 @@ def compare_maps(peer: Peer, images: Sequence[LabelledImage]) -> str:
             f"shrink map: IoU {both / max(either, 1):.4f} ({either} pixels)",
             f"threshold map where either is above .3: mean difference {difference.mean():.5f}, 99th percentile "
             f"{np.quantile(difference, 0.99):.5f}, largest {difference.max():.4f} ({len(difference)} pixels)",
-            f"  {differing.mean():.2%} of these pixels differ by more than .001; {explained[differing].mean():.2%} of "
-            "them see an edge under less than 90 degrees, where PaddleOCR takes the distance to its nearer corner",
+            f"  {differing.mean():.2%} of these pixels differ by more than .001: {_share(kinds[0][differing])} of them "
+            "see an edge under less than 90 degrees, where PaddleOCR takes the distance to its nearer corner;",
+            f"  {_share((~kinds[0] & kinds[1])[differing])} lie on an outline, where its 1 - cos² is lost to rounding; "
+            f"{_share((~kinds.any(axis=0))[differing])} are not explained",
             f"masks: {np.mean(masks):.6%} of all pixels differ",
         ]
     )
 
 
-def _beside_no_edge(one: LabelledImage, where: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """For the chosen pixels: whether some edge of a text whose foot they are beside is seen under an acute angle."""
+def _share(flags: npt.NDArray[np.bool_]) -> str:
+    return f"{flags.mean() if len(flags) else 0.0:.2%}"
+
+
+def renderer_speed(count: int = 100) -> str:
+    """Images/s of `tools/prepare_data.py text_images`, without writing them."""
+    studio = build_studio(None)
+    begin = time.process_time()
+    for _ in scenes(studio, "train", count, seed=1):
+        pass
+    return f"renderer: {count / (time.process_time() - begin):.0f} images/s a core at {WIDTH} x {HEIGHT}"
+
+
+def _sees_an_edge_acutely(one: LabelledImage, where: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """For the chosen pixels: whether an edge that they stand beside is seen under an acute angle."""
     rows, columns = np.nonzero(where)
     pixels = np.stack([columns, rows], axis=1).astype(np.float64)
     found = np.zeros(len(pixels), np.bool_)
@@ -226,6 +246,7 @@ def main() -> None:
     print(compare_maps(peer, images))
     print(compare_speed(peer, data, images, options.rounds))
     peer.close()
+    print(renderer_speed())
 
 
 if __name__ == "__main__":

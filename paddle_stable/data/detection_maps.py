@@ -77,10 +77,9 @@ def draw_maps(
         min_text_size: texts whose bounding box has a shorter side are ignored in the shrink map.
     """
     maps = empty_maps(height, width)
-    closeness: Map = np.zeros((height, width), np.float32)
     for outline, ignore in zip(outlines, ignored, strict=True):
         if not ignore:
-            _draw_threshold(outline, shrink_ratio, closeness, maps.threshold_mask)
+            _draw_threshold(outline, shrink_ratio, maps)
         inside = np.clip(outline, 0, np.array([width - 1, height - 1], np.float32))
         sides = inside.max(axis=0) - inside.min(axis=0)
         shrunk = [] if ignore or sides.min() < min_text_size else _shrunk(inside, shrink_ratio)
@@ -89,9 +88,6 @@ def draw_maps(
                 cv2.fillPoly(maps.shrink_map, [part], [1.0])
         else:
             cv2.fillPoly(maps.shrink_mask, [inside.astype(np.int32)], [0.0])
-    low, high = THRESHOLD_RANGE
-    np.multiply(closeness, high - low, out=maps.threshold_map)
-    np.add(maps.threshold_map, low, out=maps.threshold_map)
     return maps
 
 
@@ -125,22 +121,27 @@ def _offset(outline: Points, distance: float) -> list[npt.NDArray[np.int32]]:
     return [np.array(part, np.int32) for part in clipper.Execute(distance)]
 
 
-def _draw_threshold(outline: Points, ratio: float, closeness: Map, mask: Map) -> None:
-    """Add one text to `closeness`: 1 on its outline, 0 from the shrink distance on; and to the mask, dilated."""
+def _draw_threshold(outline: Points, ratio: float, maps: DetectionMaps) -> None:
+    """Add one text to the threshold map: highest on its outline, lowest from the shrink distance on; and to the mask,
+    dilated."""
     distance = shrink_distance(outline, ratio)
     dilated = _offset(outline, distance) if distance > 0.0 else []
     if not dilated:
         return
-    cv2.fillPoly(mask, [dilated[0]], [1.0])
-    height, width = closeness.shape
+    cv2.fillPoly(maps.threshold_mask, [dilated[0]], [1.0])
+    height, width = maps.threshold_map.shape
     left, top = np.maximum(dilated[0].min(axis=0), 0)
     right, bottom = np.minimum(dilated[0].max(axis=0) + 1, (width, height))
     if left >= right or top >= bottom:
         return
-    squared = _squared_distance(outline, np.arange(left, right), np.arange(top, bottom))
-    near = 1.0 - np.sqrt(squared, out=squared) / np.float32(distance)
-    window = closeness[top:bottom, left:right]
-    np.maximum(window, near, out=window)
+    low, high = THRESHOLD_RANGE
+    threshold = _squared_distance(outline, np.arange(left, right), np.arange(top, bottom))
+    np.sqrt(threshold, out=threshold)
+    threshold *= np.float32((low - high) / distance)
+    threshold += np.float32(high)
+    # What falls below the lowest, beyond the distance, loses against what is there.
+    window = maps.threshold_map[top:bottom, left:right]
+    np.maximum(window, threshold, out=window)
 
 
 def _squared_distance(outline: Points, columns: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> Map:
@@ -148,19 +149,20 @@ def _squared_distance(outline: Points, columns: npt.NDArray[np.int64], rows: npt
     # In coordinates along and across an edge, both a sum of a part by column and one by row, a pixel takes eight
     # cheap operations an edge and one square root at the end.
     x, y = columns.astype(np.float32), rows.astype(np.float32)[:, None]
-    nearest: Map = np.full((len(rows), len(columns)), np.inf, np.float32)
-    across, along, beyond = np.empty_like(nearest), np.empty_like(nearest), np.empty_like(nearest)
+    shape = (len(rows), len(columns))
+    across, beyond = np.empty(shape, np.float32), np.empty(shape, np.float32)
+    nearest: Map | None = None
     for (x1, y1), (x2, y2) in zip(outline, np.roll(outline, -1, axis=0), strict=True):
         length = np.hypot(x2 - x1, y2 - y1)
         if length == 0.0:
             continue
         ux, uy = (x2 - x1) / length, (y2 - y1) / length
-        np.add((x - x1) * ux, (y - y1) * uy, out=along)
+        along = np.add((x - x1) * ux, (y - y1) * uy)
         np.subtract((x - x1) * uy, (y - y1) * ux, out=across)
         np.clip(along, 0.0, length, out=beyond)
         along -= beyond
         np.multiply(along, along, out=along)
         np.multiply(across, across, out=across)
         along += across
-        np.minimum(nearest, along, out=nearest)
-    return nearest
+        nearest = along if nearest is None else np.minimum(nearest, along, out=nearest)
+    return np.full(shape, np.inf, np.float32) if nearest is None else nearest

@@ -185,8 +185,8 @@ def _two_cuts(gaps: Sequence[npt.NDArray[np.int64]], rng: np.random.Generator) -
     return min(first, second), max(first, second)
 
 
-def warped(image: Pixels, matrix: Matrix, width: int, height: int) -> Pixels:
-    """The image moved by a matrix, [height, width, 3]; black where it does not reach."""
+def warp_into(target: Pixels, image: Pixels, matrix: Matrix) -> None:
+    """Draw the image, moved by a matrix, all over a target, [height, width, 3]; black where it does not reach."""
     factor = math.sqrt(abs(matrix[0, 0] * matrix[1, 1] - matrix[0, 1] * matrix[1, 0]))
     if factor < 0.5:
         # Linear interpolation looks at four pixels only; more than halved, thin strokes would break up.
@@ -195,7 +195,7 @@ def warped(image: Pixels, matrix: Matrix, width: int, height: int) -> Pixels:
         image = small
     # OpenCV counts from the middle of the upper left pixel.
     on_middles = shift(-0.5, -0.5) @ matrix @ shift(0.5, 0.5)
-    return np.asarray(cv2.warpAffine(image, on_middles[:2], (width, height), flags=cv2.INTER_LINEAR), np.uint8)
+    cv2.warpAffine(image, on_middles[:2], target.shape[1::-1], dst=target, flags=cv2.INTER_LINEAR)
 
 
 def cut_out(image: Pixels, placement: Placement, window: Window, size: int) -> Crop:
@@ -204,7 +204,7 @@ def cut_out(image: Pixels, placement: Placement, window: Window, size: int) -> C
     matrix = scaling(factor, factor) @ shift(-window.left, -window.top) @ placement.matrix
     width, height = (min(size, max(1, round(side * factor))) for side in (window.width, window.height))
     square = np.zeros((size, size, 3), np.uint8)
-    square[:height, :width] = warped(image, matrix, width, height)
+    warp_into(square[:height, :width], image, matrix)
     return Crop(square, matrix, width, height)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import cv2
 import numpy as np
+from PIL import ImageFont
 from tqdm import tqdm
 
 from paddle_stable.data.images import Pixels, read_image
@@ -60,6 +61,7 @@ def build_studio(chinese_font: Path | None) -> Studio:
     fonts = tuple(_inside("matplotlib", "mpl-data", "fonts", "ttf", f"{name}.ttf") for name in LATIN_FONTS)
     writings = [Writing(latin_text, fonts, 1.0 if chinese_font is None else 1.0 - CHINESE_SHARE)]
     if chinese_font is not None:
+        _check_font(chinese_font)
         writings.append(Writing(chinese_text, (chinese_font,), CHINESE_SHARE))
     photographs = tuple(_smaller(read_image(_inside("skimage", "data", name))) for name in PHOTOGRAPHS)
     noise = np.random.default_rng(0).standard_normal((512, 512, 3), dtype=np.float32)
@@ -128,6 +130,13 @@ def _smaller(photograph: Pixels) -> Pixels:
     if factor >= 1.0:
         return photograph
     return np.asarray(cv2.resize(photograph, None, fx=factor, fy=factor, interpolation=cv2.INTER_AREA), np.uint8)
+
+
+def _check_font(font: Path) -> None:
+    try:
+        ImageFont.truetype(str(font), 20)
+    except OSError as error:
+        raise InputError.single(str(font), f"is not a font that can be read: {error}.") from error
 
 
 def _inside(package: str, *parts: str) -> Path:

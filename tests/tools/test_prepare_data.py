@@ -47,6 +47,24 @@ def test_a_run_without_the_texts_ends_with_a_sentence_and_code_2(tmp_path: Path)
     assert "Traceback" not in done.stderr
 
 
+def test_text_images_are_written_in_three_splits(tmp_path: Path) -> None:
+    sizes = ("--train", "3", "--dev", "2", "--test", "1")
+    done = run("text_images", *sizes, "--chinese-font", "none", folder=tmp_path, change="sys.modules['paddle'] = None")
+    assert done.returncode == 0, done.stderr
+    output = tmp_path / "data" / "text_images"
+    names = {str(path.relative_to(output)) for path in output.rglob("*") if path.is_file()}
+    assert len(names) == 6 + 3
+    assert {"train.txt", "dev.txt", "test.txt", "train/000003.jpg", "test/000001.jpg"} <= names
+    assert "Latin only" in done.stdout
+
+
+def test_a_chinese_font_that_is_none_is_named(tmp_path: Path) -> None:
+    done = run("text_images", "--chinese-font", "none.ttf", "--train", "40", folder=tmp_path)
+    assert done.returncode == 2
+    assert "none.ttf" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("arguments", [("--help",), ("reviews", "--help")])
 def test_help_needs_no_paddle(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     done = run(*arguments, folder=tmp_path, change="sys.modules['paddle'] = None")
