@@ -1,4 +1,4 @@
-"""Ends that a run meets outside of its steps, in one process: each has its code and one clear line."""
+"""Ends that a run meets outside of its steps, each with its code and one clear line; and what `--check` reads in full."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import os
 import resource
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from paddle_stable import run
+from paddle_stable.errors import ExitCode, InputError
 from paddle_stable.run import TrainingRequest, run_training
 from tests.integration.conftest import RECIPE, Train, sample_values
 
@@ -100,3 +103,32 @@ def test_a_full_disk_outside_a_checkpoint_ends_the_run_in_a_clear_line(tmp_path:
     end = record(tmp_path)
     assert end["code"] == 1
     assert sorted((tmp_path / "run" / "checkpoints").glob("step-*"))
+
+
+def checked(monkeypatch: pytest.MonkeyPatch, full_check: Callable[[], Sequence[str]] | None) -> ExitCode:
+    """What `--check` answers for data with such a check."""
+    splits = SimpleNamespace(warnings=(), full_check=full_check)
+    monkeypatch.setattr(run, "load_recipe", lambda *_, **__: SimpleNamespace(recipe=None, advice=()))
+    monkeypatch.setattr(run, "use_device", lambda _: None)
+    monkeypatch.setattr(run, "prepare", lambda *_: SimpleNamespace(splits=splits))
+    monkeypatch.setattr(run, "describe", lambda *_: "described")
+    return run_training(TrainingRequest(config="x.yaml", check=True))
+
+
+def test_what_the_full_check_says_is_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert checked(monkeypatch, lambda: ["all images were decoded"]) is ExitCode.DONE
+    assert capsys.readouterr().out == "data: all images were decoded\ndescribed\n"
+
+
+def test_what_it_finds_ends_the_check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def full_check() -> Sequence[str]:
+        raise InputError.single("a.txt", "image a.jpg: truncated", line=3)
+
+    assert checked(monkeypatch, full_check) is ExitCode.INPUT
+    assert "a.txt:3  image a.jpg: truncated" in capsys.readouterr().err
+
+
+def test_data_that_were_read_in_full_need_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert checked(monkeypatch, None) is ExitCode.DONE
