@@ -199,7 +199,7 @@ def _share(flags: npt.NDArray[np.bool_]) -> str:
     return f"{flags.mean() if len(flags) else 0.0:.2%}"
 
 
-def renderer_speed(count: int = 100) -> str:
+def renderer_speed(count: int = 200) -> str:
     """Images/s of `tools/prepare_data.py text_images`, without writing them."""
     studio = build_studio(None)
     begin = time.process_time()

@@ -52,7 +52,7 @@ class PlacedText:
     """What is labelled."""
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=1024)  # all sizes of all fonts: opening one takes longer than writing with it
 def _font(path: Path, size: int) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(str(path), size, layout_engine=ImageFont.Layout.BASIC)
 
