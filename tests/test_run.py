@@ -1,4 +1,4 @@
-"""Ends that a run meets outside of its steps, each with its code and one clear line; and what `--check` reads in full."""
+"""Ends that a run meets outside of its steps, each with code and one clear line; and what `--check` reads in full."""
 
 from __future__ import annotations
 
