@@ -9,14 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-import numpy as np
 import paddle
-import safetensors.numpy
-from safetensors import SafetensorError
 
-from paddle_stable.data.dataset import Array
 from paddle_stable.errors import InputError, Problem
-from paddle_stable.pdparams import read_pdparams
+from paddle_stable.models.weights import WeightReport, fill, listed, read_weights
 
 CONFIG_FILES = ("config.json", "model_config.json")
 WEIGHT_FILES = ("model.safetensors", "model_state.pdparams")
@@ -44,35 +40,6 @@ class Pretrained:
     weights: Path
     vocabulary: Path
     lowercase: bool = True
-
-
-@final
-@dataclass(frozen=True)
-class WeightReport:
-    """Which of a model's parameters were found in a file."""
-
-    file: str
-    matched: tuple[str, ...]
-    missing: tuple[str, ...]
-    misshapen: tuple[str, ...]
-    """With both shapes."""
-    unused: tuple[str, ...]
-    """Names in the file that the model has no use for."""
-
-    def __str__(self) -> str:
-        parts = [f"{self.file}: {len(self.matched)} parameters matched"]
-        for words, names in (
-            ("missing, left as initialised", self.missing),
-            ("of another shape, left as initialised", self.misshapen),
-            ("unused", self.unused),
-        ):
-            if names:
-                parts.append(f"{len(names)} {words}: {_listed(names)}")
-        return "; ".join(parts)
-
-
-def _listed(names: Sequence[str], limit: int = 8) -> str:
-    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
 
 
 def find_pretrained(source: str) -> Pretrained:
@@ -106,7 +73,7 @@ def _in_directory(source: str, folder: Path) -> Pretrained:
         for name in names:
             if (folder / name).is_file():
                 return folder / name
-        found = _listed(sorted(path.name for path in folder.iterdir())) or "nothing"
+        found = listed(sorted(path.name for path in folder.iterdir())) or "nothing"
         problems.append(Problem(source, 0, f"task.pretrained: no {' or '.join(names)} in it; found {found}."))
         return folder
 
@@ -189,21 +156,6 @@ def _is_size(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def read_weights(path: Path) -> dict[str, Array]:
-    """Arrays by name from `.safetensors` or `.pdparams`, without running anything in the file.
-
-    Raises:
-        InputError: when the file is damaged, or holds anything else.
-    """
-    if path.suffix == ".pdparams":
-        return read_pdparams(path)
-    try:
-        return dict(safetensors.numpy.load_file(path))
-    except (SafetensorError, OSError, TypeError, KeyError, ValueError) as error:
-        message = f"cannot be read as safetensors ({error}). Copy it again, or save it in float32."
-        raise InputError.single(str(path), message) from error
-
-
 def load_weights(model: paddle.nn.Layer, path: Path) -> WeightReport:
     """Put the weights in a file into an `ErnieForSequenceClassification`.
 
@@ -216,38 +168,11 @@ def load_weights(model: paddle.nn.Layer, path: Path) -> WeightReport:
     stored = read_weights(path)
     if not any(name.startswith(ENCODER) for name in stored):
         stored = {ENCODER + name: array for name, array in stored.items()}
-    matched, missing, misshapen = [], [], []
-    problems: list[Problem] = []
-    for name, parameter in model.state_dict().items():
-        array, shape = stored.get(name), list(parameter.shape)
-        if array is None:
-            missing.append(name)
-        elif list(array.shape) != shape:
-            misshapen.append(f"{name} (expected {shape}, found {list(array.shape)})")
-        else:
-            values = _as_float32(array)
-            if values is None or not np.isfinite(values).all():
-                problems.append(Problem(str(path), 0, f"{name}: expected finite numbers, found {_found(array)}."))
-            else:
-                parameter.set_value(values)
-                matched.append(name)
-    unused = [name for name in stored if name not in model.state_dict()]
-    report = WeightReport(str(path), tuple(matched), tuple(missing), tuple(misshapen), tuple(unused))
-    for words, names in (("not in the file", missing), ("of another shape", misshapen)):
+    report, problems = fill(model, stored, str(path))
+    for words, names in (("not in the file", report.missing), ("of another shape", report.misshapen)):
         encoder = [name for name in names if name.startswith(ENCODER)]
         if encoder:
-            problems.append(Problem(str(path), 0, f"{len(encoder)} encoder weights {words}: {_listed(encoder)}."))
+            problems.append(Problem(str(path), 0, f"{len(encoder)} encoder weights {words}: {listed(encoder)}."))
     if problems:
         raise InputError(f"These are not the weights of this model ({report}):", problems)
     return report
-
-
-def _found(array: Array) -> str:
-    return f"{array.dtype}" if array.dtype.kind not in "f" else "NaN or inf"
-
-
-def _as_float32(array: Array) -> Array | None:
-    """The numbers as float32; None when they are no floating-point numbers. Paddle keeps bfloat16 as uint16."""
-    if array.dtype == np.uint16:
-        return (array.astype(np.uint32) << 16).view(np.float32)
-    return array.astype(np.float32) if array.dtype.kind == "f" else None

@@ -18,7 +18,8 @@ import safetensors.numpy
 from paddle_stable.data.dataset import Array
 from paddle_stable.data.vocabulary import SPECIAL_TOKENS, Vocabulary
 from paddle_stable.errors import InputError
-from paddle_stable.models.ernie_weights import find_pretrained, load_weights, read_config, read_weights
+from paddle_stable.models.ernie_weights import find_pretrained, load_weights, read_config
+from paddle_stable.models.weights import read_weights
 
 SIZES = {
     "vocab_size": 40,
