@@ -38,7 +38,7 @@ class ScoringRequest:
 def score(request: ScoringRequest) -> ExitCode:
     """Print the metrics as JSON. Mistakes are printed, not raised; nothing is written."""
     try:
-        store, checkpoint = _find(request)
+        store, checkpoint = find_checkpoint(request.run, newest=request.newest)
         parts = store.load(checkpoint)
         loaded = load_recipe(str(checkpoint / "recipe.yaml"), request.overrides, trust=request.trust)
         use_device(loaded.recipe)
@@ -63,13 +63,21 @@ def score(request: ScoringRequest) -> ExitCode:
     return ExitCode.DONE
 
 
-def _find(request: ScoringRequest) -> tuple[CheckpointStore, Path]:
-    """The store and the checkpoint in it that is meant."""
-    if (request.run / "manifest.json").exists():
-        return CheckpointStore(request.run.parent, keep_last=1), request.run
-    store = CheckpointStore(request.run / "checkpoints", keep_last=1)
-    path = store.newest_valid()[0] if request.newest else store.best()
+def find_checkpoint(run: Path, *, newest: bool) -> tuple[CheckpointStore, Path]:
+    """The store and the checkpoint in it that is meant.
+
+    Args:
+        run: a run folder, or the folder of one checkpoint.
+        newest: the newest checkpoint of a run that verifies, instead of the best one.
+
+    Raises:
+        InputError: when there is none.
+    """
+    if (run / "manifest.json").exists():
+        return CheckpointStore(run.parent, keep_last=1), run
+    store = CheckpointStore(run / "checkpoints", keep_last=1)
+    path = store.newest_valid()[0] if newest else store.best()
     if path is None:
-        kind = "newest valid" if request.newest else "best"
-        raise InputError.single(str(request.run), f"there is no {kind} checkpoint in checkpoints/; name one's folder")
+        kind = "newest valid" if newest else "best"
+        raise InputError.single(str(run), f"there is no {kind} checkpoint in checkpoints/; name one's folder")
     return store, path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, final
 
@@ -56,12 +57,12 @@ class BoxFinder:
 
     def find(self, probability: Floats) -> FoundTexts:
         """Outlines in a map [height, width], in its pixels. A map that is not finite has none where it is not."""
-        above = cv2.compare(probability, self.map_threshold, cv2.CMP_GT)
+        above = (probability > self.map_threshold).view(np.uint8)
         contours, _ = cv2.findContours(above, cv2.RETR_LIST, cv2.CHAIN_APPROX_SIMPLE)
         contours = contours[: self.max_candidates]
         return self._quads(probability, contours) if self.shape == "quad" else self._polygons(probability, contours)
 
-    def _quads(self, probability: Floats, contours: tuple[Array, ...]) -> FoundTexts:
+    def _quads(self, probability: Floats, contours: Sequence[Array]) -> FoundTexts:
         """A rectangle with round corners grown around it has the rectangle grown by the same distance as its own
         smallest rectangle: no outline has to be computed."""
         boxes, scores = [], []
@@ -78,7 +79,7 @@ class BoxFinder:
         points = np.array(boxes, np.float32).reshape(-1, QUAD_POINTS, 2)
         return FoundTexts(_clockwise(points) + np.float32(0.5), np.array(scores, np.float32))
 
-    def _polygons(self, probability: Floats, contours: tuple[Array, ...]) -> FoundTexts:
+    def _polygons(self, probability: Floats, contours: Sequence[Array]) -> FoundTexts:
         outlines, scores = [], []
         for contour in contours:
             outline = cv2.approxPolyDP(contour, 0.002 * cv2.arcLength(contour, True), True)[:, 0]
@@ -113,7 +114,7 @@ def _mean_inside(probability: Floats, outline: Array) -> float:
     left, top = (min(max(int(np.floor(side.min())), 0), limit - 1) for side, limit in ((xs, width), (ys, height)))
     right, bottom = (min(max(int(np.ceil(side.max())), 0), limit - 1) for side, limit in ((xs, width), (ys, height)))
     mask = np.zeros((bottom - top + 1, right - left + 1), np.uint8)
-    cv2.fillPoly(mask, (outline - (left, top)).astype(np.int32)[None], 1)
+    cv2.fillPoly(mask, [(outline - (left, top)).astype(np.int32)], (1,))
     return float(cv2.mean(probability[top : bottom + 1, left : right + 1], mask)[0])
 
 
@@ -131,6 +132,6 @@ def _with_points(outline: Floats, count: int) -> Floats:
     """An outline of exactly `count` points: made coarser until it has no more, its last point repeated for the rest."""
     tolerance = 0.5
     while len(outline) > count:
-        outline = cv2.approxPolyDP(outline[:, None], tolerance, True)[:, 0]
+        outline = cv2.approxPolyDP(outline[:, None], tolerance, True)[:, 0].astype(np.float32)
         tolerance *= 1.5
     return np.concatenate([outline, np.repeat(outline[-1:], count - len(outline), axis=0)])

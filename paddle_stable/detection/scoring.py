@@ -45,7 +45,26 @@ def total(counts: Iterable[TextCounts]) -> TextCounts:
     )
 
 
-def count_texts(detected: Sequence[Array], regions: Sequence[TextRegion]) -> TextCounts:
+@final
+@dataclass(frozen=True)
+class Matching:
+    """Which detections of an image are which labelled texts; every array is bool."""
+
+    ignored: Array
+    """[labels] Texts that count neither for nor against."""
+    read: Array
+    """[labels] Texts that a detection was matched with."""
+    covered: Array
+    """[detections] Those that do not count because they lie in an ignored text."""
+    right: Array
+    """[detections] Those that were matched with a text."""
+
+    def counts(self) -> TextCounts:
+        """What they come to."""
+        return TextCounts(int((~self.ignored).sum()), int((~self.covered).sum()), int(self.right.sum()))
+
+
+def match_texts(detected: Sequence[Array], regions: Sequence[TextRegion]) -> Matching:
     """Match detections with the labelled texts of an image, one to one, in the order of labels and detections.
 
     Args:
@@ -60,14 +79,12 @@ def count_texts(detected: Sequence[Array], regions: Sequence[TextRegion]) -> Tex
     covered = (overlaps[ignored] > MIN_IGNORED * found_areas).any(axis=0)
     unions = label_areas[:, None] + found_areas - overlaps
     same = (overlaps > MIN_IOU * unions) & ~ignored[:, None] & ~covered
-    taken = np.zeros(len(found), dtype=bool)
-    matched = 0
-    for row in same:
-        candidates = np.flatnonzero(row & ~taken)
+    read, right = np.zeros(len(labels), dtype=bool), np.zeros(len(found), dtype=bool)
+    for number, row in enumerate(same):
+        candidates = np.flatnonzero(row & ~right)
         if candidates.size:
-            taken[candidates[0]] = True
-            matched += 1
-    return TextCounts(int((~ignored).sum()), int((~covered).sum()), matched)
+            read[number] = right[candidates[0]] = True
+    return Matching(ignored, read, covered, right)
 
 
 def _polygons(outlines: Sequence[Array]) -> Any:

@@ -198,7 +198,7 @@ class _Excitation(nn.Layer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         squeezed = nn.functional.relu(self.conv1(nn.functional.adaptive_avg_pool2d(x, 1)))
-        return x * nn.functional.hardsigmoid(self.conv2(squeezed))
+        return x * nn.functional.hardsigmoid(self.conv2(squeezed), slope=0.2, offset=0.5)
 
 
 def _conv_bn_relu(before: int, after: int, *, stride: int = 1) -> list[nn.Layer]:
