@@ -4,7 +4,8 @@ python benchmarks/forensics.py
 python benchmarks/forensics.py --budget-minutes 5     then the same again goes on where it stopped
 
 Injections act on data files, samples, weights or a layer's arithmetic, never on the probes. The rules were made with
-the 20 cells of the group `rules`; the figures are those of `held-out`. "unknown" counts as wrong. One JSON line a
+the 20 cells of the group `rules`; the figures are those of `held-out`, and of `detector`, a task that was added after
+the rules. "unknown" counts as wrong. One JSON line a
 finished cell goes to the output file.
 """
 
@@ -45,8 +46,12 @@ from paddle_stable.stability.step_report import SkipReason
 from paddle_stable.trainer import Trainer
 from paddle_stable.training_state import load_model_arrays, model_arrays
 
-RECIPES = {"lstm": ROOT / "configs" / "lstm_forecast.yaml", "ernie": ROOT / "configs" / "ernie_cls.yaml"}
-GROUPS = ("rules", "held-out", "healthy")
+RECIPES = {
+    "lstm": ROOT / "configs" / "lstm_forecast.yaml",
+    "ernie": ROOT / "configs" / "ernie_cls.yaml",
+    "dbnet": ROOT / "configs" / "dbnet_det.yaml",
+}
+GROUPS = ("rules", "held-out", "detector", "healthy")
 MOST_STEPS = 60
 HALF = {"amp.dtype": "float16", "amp.emulate": True, "amp.init_scale": 1.0, "amp.min_scale": 1.0}
 FILE = {"data.scaling": "robust", "data.policy.missing": "keep", "data.policy.jump": "keep"}
@@ -269,8 +274,8 @@ QUERY = "ernie.encoder.layers.0.self_attn.q_proj"
 
 
 def cells() -> list[Cell]:
-    """All cells: 20 for the rules, 40 held out, 10 healthy."""
-    return [*_for_the_rules(), *_held_out(), *_healthy()]
+    """All cells: 20 for the rules, 40 held out, 10 of the detector, 10 healthy."""
+    return [*_for_the_rules(), *_held_out(), *_detector(), *_healthy()]
 
 
 def _for_the_rules() -> Iterator[Cell]:
@@ -385,6 +390,26 @@ def _held_out_ernie(cell: Callable[..., Cell]) -> Iterator[Cell]:
         overrides={**HALF, "amp.init_scale": 2.0**24, "amp.min_scale": 2.0**24},
     )  # fmt: skip
     yield cell("loop", "ernie", loops, "classifier.loop", network=repeated("classifier", 2, 100, 3.0, inside=True))
+
+
+def _detector() -> Iterator[Cell]:
+    spike, bad, rate = SkipReason.SPIKE, Cause.BAD_INPUT, Cause.LEARNING_RATE
+    sums, half = Cause.ARITHMETIC, Cause.HALF_PRECISION
+    stem, stage, neck, head = "backbone.stem.0", "backbone.stages.1.0", "neck.p3_conv", "head.thresh.conv1"
+
+    def cell(name: str, cause: Cause, layer: str | None, **injection: Any) -> Cell:
+        return Cell(f"detector/{name}", "detector", "dbnet", cause, layer, Injection(**injection))
+
+    yield cell("nan in an image", bad, stem, sample=element("image", (2, 1, 30, 30), np.nan))
+    yield cell("inf in an image", bad, stem, sample=element("image", (0, 0, 0, 63), np.inf))
+    yield cell("nan in a threshold map", bad, LOSS, sample=element("threshold_map", (1, 30, 30), np.nan))
+    yield cell("inf in a convolution", rate, stage, weights=spoil(f"{stage}.weight", np.inf))
+    yield cell("nan in a head", rate, "head.binarize.conv3", weights=spoil("head.binarize.conv3.weight", np.nan))
+    yield cell("optim.lr 30, finite", rate, None, overrides={"optim.lr": 30.0}, reason=spike)
+    yield cell("log in the neck", sums, neck, network=behind(neck, log_of_zero))
+    yield cell("slope of sqrt in a head", sums, head, network=behind(head, slope_of_sqrt))
+    yield cell("activation in the neck", half, f"{neck}.scale", network=scaled(neck, 1e7), overrides=HALF)
+    yield cell("activation in the stem", half, f"{stem}.scale", network=scaled(stem, 1e6), overrides=HALF)
 
 
 def _healthy() -> Iterator[Cell]:
