@@ -39,14 +39,18 @@ class DbNet(nn.Layer):
     def forward(self, image: paddle.Tensor) -> paddle.Tensor | TrainingMaps:
         """[N, 3, H, W], sides multiples of 32 → P in evaluation, `TrainingMaps` in training."""
         features = self.neck(self.backbone(image))
-        # In float32 from here on, also under half precision: k times a rounding error of half precision is not small.
-        logits = self.head.binarize(features).astype("float32")
-        probability = nn.functional.sigmoid(logits)
-        if not self.training:
-            return probability
-        threshold = nn.functional.sigmoid(self.head.thresh(features).astype("float32"))
-        # The sigmoid neither overflows nor divides by zero, whatever k (P - T) is.
-        binary = nn.functional.sigmoid(self._steepness * (probability - threshold))
+        logits = self.head.binarize(features)
+        threshold_logits = self.head.thresh(features) if self.training else None
+        # In float32 from here on, also under half precision (O2 would cast back what is only cast): k times a rounding
+        # error of half precision is not small.
+        with paddle.amp.auto_cast(enable=False):
+            logits = logits.astype("float32")
+            probability = nn.functional.sigmoid(logits)
+            if threshold_logits is None:
+                return probability
+            threshold = nn.functional.sigmoid(threshold_logits.astype("float32"))
+            # The sigmoid neither overflows nor divides by zero, whatever k (P - T) is.
+            binary = nn.functional.sigmoid(self._steepness * (probability - threshold))
         return probability, threshold, binary, logits
 
 

@@ -155,7 +155,9 @@ class DbnetDetection(Task):
     def loss(self, model: paddle.nn.Layer, batch: Batch) -> paddle.Tensor:
         """Loss of the whole batch, float32 []. Not a mean over its samples: see `paddle_stable.detection.loss`."""
         labels = {name: batch[name] for name in ("shrink_map", "shrink_mask", "threshold_map", "threshold_mask")}
-        return self._loss(model(batch["image"]), **labels)
+        maps = model(batch["image"])
+        with paddle.amp.auto_cast(enable=False):  # sums over millions of pixels are beyond half precision
+            return self._loss(maps, **labels)
 
     def outputs(self, model: paddle.nn.Layer, batch: Batch) -> dict[str, Array]:
         """What was found in every image, in pixels of the source image.

@@ -121,6 +121,17 @@ def test_batchnorm_statistics_exist_and_move(tmp_path: Path, outline: str, shrin
     assert run.model.training, "as it was before"
 
 
+@pytest.mark.parametrize("shrink_loss", ["bce", "dice"])
+def test_training_rehearsed_in_half_precision_applies_its_steps(tmp_path: Path, shrink_loss: str) -> None:
+    half = {"amp__dtype": "float16", "amp__emulate": True, "amp__init_scale": 256.0}
+    run = prepared(tmp_path, task__shrink_loss=shrink_loss, **half)
+    trainer = build_trainer(run, World.single(), folder=tmp_path / "run")
+    windows = trainer.loader.steps()
+    verdicts = [trainer.train_step(windows).verdict for _ in range(4)]
+    assert [verdict.skipped for verdict in verdicts] == [None] * 4
+    assert all(np.isfinite(verdict.loss) and verdict.grad_norm > 0 for verdict in verdicts)
+
+
 def test_sync_bn_on_a_cpu_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"task\.sync_bn: true.*no kernel for a CPU"):
         prepared(tmp_path, task__sync_bn=True)
