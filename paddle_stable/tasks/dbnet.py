@@ -218,10 +218,10 @@ class DbnetDetection(Task):
 
     @staticmethod
     def write_sample_data(folder: Path) -> dict[str, Any]:
-        """24 small images with one to three words each."""
+        """36 small images with one to three words each."""
         overrides: dict[str, Any] = {}
         rng = np.random.default_rng(5)
-        for split, count in {"train": 12, "dev": 6, "test": 6}.items():
+        for split, count in {"train": 24, "dev": 6, "test": 6}.items():
             images = folder / split
             images.mkdir(parents=True, exist_ok=True)
             lines = []
