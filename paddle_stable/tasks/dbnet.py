@@ -16,6 +16,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
 from paddle_stable.data.dataset import Array, Batch, Dataset, NaiveAnswer, Splits
 from paddle_stable.data.detection import DetectionData, DetectionDataset, load_detection
+from paddle_stable.data.detection_transforms import MEAN, STD
 from paddle_stable.data.images import Pixels, read_image
 from paddle_stable.detection.boxes import BoxFinder, Floats, FoundTexts
 from paddle_stable.detection.drawing import draw_matching, write_picture, write_sheet
@@ -203,17 +204,8 @@ class DbnetDetection(Task):
         return {"detection": path}
 
     def assets(self) -> Mapping[str, str]:
-        """`detection.json`: what happens to an image before the network and to its map afterwards."""
-        config = self._config
-        content = {
-            "channels": "BGR",
-            "eval_size": self._data.eval_size,
-            "map_threshold": config.map_threshold,
-            "box_threshold": config.box_threshold,
-            "unclip_ratio": config.unclip_ratio,
-            "max_candidates": config.max_candidates,
-            "outline": config.outline,
-        }
+        """`detection.json`: what the weights have learned from. Thresholds and sizes may differ when they are used."""
+        content = {"channels": "BGR", "mean": MEAN, "std": STD, "shrink_ratio": self._data.shrink_ratio}
         return {"detection.json": json.dumps(content, indent=2) + "\n"}
 
     @staticmethod

@@ -150,6 +150,13 @@ def test_neck_channels_are_divided_among_four() -> None:
         load_recipe(str(RECIPE), ["task.neck_channels=30"])
 
 
+def test_a_checkpoint_may_be_used_with_other_thresholds_but_not_for_texts_shrunk_otherwise(tmp_path: Path) -> None:
+    """What is in `assets` has to be the same for a checkpoint to be used."""
+    assets = prepared(tmp_path).task.assets()
+    assert prepared(tmp_path, task__box_threshold=0.3, data__eval_size=[128, 160]).task.assets() == assets
+    assert prepared(tmp_path, data__shrink_ratio=0.5).task.assets() != assets
+
+
 def test_pictures_show_the_split(tmp_path: Path) -> None:
     run = prepared(tmp_path)
     dataset = run.splits.dev
