@@ -54,6 +54,10 @@ SIZES: Mapping[str, Any] = {
     "data.scaling": "robust",
     # Explanations change nothing that learns, and would take longer than the training.
     "forensics.enabled": False,
+    # Read by arm d only, where the policy keeps a missing price: steps are done without the windows that it spoils, and
+    # a window that was found out is not searched for again.
+    "stability.bad_samples": "drop",
+    "stability.quarantine.after": 1,
 }
 """What differs from the recipe in all arms and conditions."""
 STOCK_SCALING = AmpConfig(
@@ -250,6 +254,7 @@ def _plain_loop(prepared: Prepared, amp: AmpConfig, clip: paddle.nn.ClipGradByGl
 
 def _the_recipe(prepared: Prepared, folder: Path) -> Outcome:
     """`Trainer.fit`, as tools/train.py runs it, without records."""
+    folder.mkdir()
     trainer = build_trainer(prepared, World.single(), folder=folder)
     curve = DevCurve(Reading(prepared, prepared.splits.dev, trainer.precision), prepared.total_steps)
     trainer.writers = curve
