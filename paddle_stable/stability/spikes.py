@@ -20,12 +20,15 @@ from paddle_stable.stability.new_level import NewLevel
 
 MAD_TO_DEVIATION = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation."""
-TAIL_FROM = 100
+TAIL_FROM = 40
 """Values that have been seen before the upper end of their distribution is looked at."""
 TAIL = (0.80, 0.97)
 """The part of the distribution that its upper end is judged by."""
 TAIL_NORMAL = (0.8416, 1.8808)
 """Where these quantiles lie in a normal distribution of deviation 1."""
+TAIL_ROOM = 1.3
+"""What is judged by the upper end is a spike only beyond the window's largest value times this: few values, or a level
+that has begun to rise, make an end that looks sharper than it is."""
 
 
 @final
@@ -85,7 +88,8 @@ class SpikeDetector:
         if len(self._sorted) >= TAIL_FROM:
             low, high = (_quantile(self._sorted, part) for part in TAIL)
             deviation = (high - low) / (TAIL_NORMAL[1] - TAIL_NORMAL[0])
-            limit = min(limit, high + (self._config.k - TAIL_NORMAL[1]) * deviation)
+            tail_limit = high + (self._config.k - TAIL_NORMAL[1]) * deviation
+            limit = min(limit, max(tail_limit, self._sorted[-1] + math.log(TAIL_ROOM)))
         return math.log(value) > max(limit, middle + self._least_excess)
 
     def _replace(self, logarithms: Iterable[float]) -> None:

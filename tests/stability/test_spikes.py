@@ -181,4 +181,12 @@ def test_widely_scattered_values_with_a_sharp_upper_end_leave_no_room_for_spikes
     told = detector(values)
     assert not any(flags(told, np.random.default_rng(1).uniform(0.02, 1.0, size=200)))
     assert told.is_spike(3.0)
-    assert detector(values[:90]).is_spike(3.0) is False, "too early to know the upper end"
+    assert detector(values[:30]).is_spike(3.0) is False, "too early to know the upper end"
+
+
+def test_an_upper_end_that_only_looks_sharp_leaves_room_above_the_largest_value() -> None:
+    """One early value is at 2, a third stand at 1: the quantiles see an end at 1, and 2.5 is nothing new."""
+    values = [2.0, *np.random.default_rng(0).uniform(0.02, 0.5, size=200).tolist(), *[1.0] * 100]
+    told = detector(values)
+    assert told.is_spike(2.5) is False
+    assert told.is_spike(2.7) is True
