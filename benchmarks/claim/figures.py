@@ -33,7 +33,7 @@ Line = Mapping[str, Any]
 ARMS: Mapping[Arm, str] = {
     "a": "(a) AdamW",
     "b": f"(b) AdamW, clip {CLIP_NORM:g}",
-    "c": "(c) as b, emulated fp16, stock loss scaling",
+    "c": "(c) b in emulated fp16, stock loss scaling",
     "d": "(d) the recipe",
 }
 CONDITIONS: Mapping[Condition, str] = {
@@ -238,18 +238,18 @@ def draw(lines: Sequence[Line], path: Path) -> None:
     table = rows(lines, yardstick)
     conditions = [condition for condition in CONDITIONS if any((condition, arm) in table for arm in ARMS)]
     figure = Figure(figsize=(10.5, 1.2 + 1.15 * len(conditions)), layout="constrained")
-    success, steps = figure.subplots(1, 2, sharey=True, width_ratios=(1.25, 1))
+    success, steps = figure.subplots(1, 2, sharey=True)
     for place, condition in enumerate(conditions):
         for offset, arm in enumerate(ARMS):
             if (condition, arm) in table:
                 height = place + 0.19 * (offset - 1.5)
                 _dot(success, table[condition, arm], height, arm)
                 reached = [yardstick.steps(ln) for ln in lines if (ln["condition"], ln["arm"]) == (condition, arm)]
-                _strip(steps, [step for step in reached if step < NEVER], height, arm)
+                _strip(steps, [step for step in reached if step < NEVER], table[condition, arm].steps, height, arm)
     success.set_yticks(range(len(conditions)), [CONDITIONS[condition] for condition in conditions])
     success.set_ylim(max(len(conditions), 1) - 0.5, -0.5)
-    success.set(xlim=(-3, 103), xlabel="runs that keep 70 % of a clean run's gain, in %, with 95 % interval")
-    steps.set(xlabel="steps to the fixed dev loss: every run, and the median")
+    success.set(xlim=(-3, 103), xlabel="successful runs, %, with 95 % interval")
+    steps.set(xlabel="steps to the fixed dev loss: runs, median")
     steps.set_xlim(left=0)
     for axes in (success, steps):
         axes.grid(axis="x", alpha=0.25)
@@ -269,10 +269,10 @@ def _dot(axes: Axes, row: Row, height: float, arm: Arm) -> None:
     axes.plot(100 * row.rate, height, "o", color=COLOURS[arm], markersize=6, label=ARMS[arm], clip_on=False)
 
 
-def _strip(axes: Axes, steps: Sequence[float], height: float, arm: Arm) -> None:
+def _strip(axes: Axes, steps: Sequence[float], median: float, height: float, arm: Arm) -> None:
     if not steps:
         axes.text(1, height, "no run reaches it", color=COLOURS[arm], va="center", fontsize=8)
         return
     spread = np.random.default_rng(0).uniform(-0.06, 0.06, size=len(steps))
     axes.plot(steps, height + spread, "o", color=COLOURS[arm], markersize=2.5, alpha=0.3, markeredgewidth=0)
-    axes.plot(float(np.median(steps)), height, "|", color=COLOURS[arm], markersize=14, markeredgewidth=2.5)
+    axes.plot(median, height, "|", color=COLOURS[arm], markersize=14, markeredgewidth=2.5)
