@@ -84,8 +84,9 @@ def save(path: Path, arrays: dict[str, Array]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("depth", [18, 50])
-@pytest.mark.parametrize("source", [paddleocr_resnet_vd, paddleclas_resnet_vd])
+@pytest.mark.parametrize(
+    ("source", "depth"), [(paddleocr_resnet_vd, 18), (paddleocr_resnet_vd, 50), (paddleclas_resnet_vd, 18)]
+)
 def test_a_resnet_backbone_fits_completely(source, depth: int, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     model, arrays = resnet(depth), source(depth)
     report = load_dbnet_weights(model, save(tmp_path / "r.pdparams", arrays), f"resnet{depth}_vd")
