@@ -45,7 +45,7 @@ def test_a_mishap_is_noticed_and_costs_nothing(campaign: dict[str, Any], mishap:
 
 def test_a_run_that_forgets_its_place_is_told_apart(campaign: dict[str, Any]) -> None:
     problems = campaign["control 0"]["problems"]
-    assert "checkpoints differ" in problems
+    assert any("model.safetensors differs" in problem for problem in problems)
     assert any("samples seen" in problem for problem in problems)
 
 
