@@ -161,7 +161,8 @@ def test_a_save_that_fails_ends_all_processes(train: Train, tmp_path: Path) -> N
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "checkpoints").write_text("not a folder")
     done = train(run__steps=20, run__eval_every=5, ranks=2)
-    assert done.returncode == 1, done.stderr + done.stdout
+    assert done.returncode != 0  # the launcher passes 1 on when both leave soon enough after each other
     end = json.loads((tmp_path / "run" / "exit.json").read_text(encoding="utf8"))
+    assert end["code"] == 1
     assert "step 5 could not be saved" in end["reason"]
     assert "rank 0 could not save" in (tmp_path / "launch" / "workerlog.1").read_text(encoding="utf8")
