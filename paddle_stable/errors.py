@@ -60,6 +60,21 @@ class InputError(Exception):
         return InputError("There is a problem:", [Problem(file, line, message)])
 
 
+@final
+class Diverged(Exception):
+    """Training cannot go on in a useful way. The message explains; the best checkpoint is intact."""
+
+
+@final
+class Stopped(Exception):
+    """A signal asked for an end; a checkpoint is saved."""
+
+
+@final
+class StepFailed(Exception):
+    """An operation of the forward or backward pass raised; the message names the samples that were in it."""
+
+
 def attempt(problems: list[Problem], read: Callable[[], _Value]) -> _Value | None:
     """What `read` returns; or None, with its problems added to those found so far, so that reading can go on."""
     try:

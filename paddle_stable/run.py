@@ -16,13 +16,13 @@ from paddle_stable.checkpoint import CheckpointError, CheckpointStore, NonFinite
 from paddle_stable.data.workers import SampleError, WorkerDied
 from paddle_stable.distributed import PeerLost, World
 from paddle_stable.dry_run import describe
-from paddle_stable.errors import ExitCode, InputError
+from paddle_stable.errors import Diverged, ExitCode, InputError, StepFailed, Stopped
 from paddle_stable.recipe_io import LoadedRecipe, load_recipe
 from paddle_stable.results import conclude, final_advice
 from paddle_stable.resume import ResumePoint, environment_remarks, find_resume_point, restore
 from paddle_stable.run_folder import RunFolder, write_exit
 from paddle_stable.stop_signal import StopSignal
-from paddle_stable.trainer import Diverged, StepFailed, Stopped, Trainer
+from paddle_stable.trainer import Trainer
 from paddle_stable.watchdog import LINGER_SECONDS, Heartbeat, Watchdog
 from paddle_stable.writers import RunRecord, Writers
 

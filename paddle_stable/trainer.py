@@ -15,6 +15,7 @@ from paddle_stable.checkpoint import CheckpointError, CheckpointParts, Checkpoin
 from paddle_stable.data.dataset import Batch, Dataset, Splits
 from paddle_stable.data.loader import Loader, Window
 from paddle_stable.distributed import World
+from paddle_stable.errors import Diverged, StepFailed, Stopped
 from paddle_stable.evaluation import Evaluation, evaluate
 from paddle_stable.progress import Best, Progress
 from paddle_stable.recipe import Recipe
@@ -34,18 +35,6 @@ from paddle_stable.task import Task
 from paddle_stable.training_state import load_model_arrays, load_optimizer_arrays, model_arrays, optimizer_arrays
 from paddle_stable.watchdog import Heartbeat
 from paddle_stable.writers import NoRecord, Writers
-
-
-class Diverged(Exception):
-    """Training cannot go on in a useful way. The message explains; the best checkpoint is intact."""
-
-
-class Stopped(Exception):
-    """A signal asked for an end; a checkpoint is saved."""
-
-
-class StepFailed(Exception):
-    """An operation of the forward or backward pass raised; the message names the samples that were in it."""
 
 
 @final

@@ -41,10 +41,9 @@ def main() -> int:
     if arguments.trust:
         sys.path.insert(0, str(Path.cwd()))
     from paddle_stable.data.workers import SampleError, WorkerDied
-    from paddle_stable.errors import ExitCode, InputError
+    from paddle_stable.errors import ExitCode, InputError, StepFailed
     from paddle_stable.find_clip import describe, observe, open_folder, write_report
     from paddle_stable.recipe_io import load_recipe
-    from paddle_stable.trainer import StepFailed
 
     folder = arguments.output or Path("runs") / "find_clip" / Path(arguments.config).stem
     try:

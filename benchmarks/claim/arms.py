@@ -25,6 +25,7 @@ from paddle_stable.data.loader import Loader, evaluation_batches
 from paddle_stable.data.series_config import SeriesConfig
 from paddle_stable.data.series_windows import SeriesWindows
 from paddle_stable.distributed import World
+from paddle_stable.errors import Diverged
 from paddle_stable.recipe import AmpConfig
 from paddle_stable.recipe_io import load_recipe
 from paddle_stable.schedule import Schedule
@@ -33,7 +34,6 @@ from paddle_stable.stability.amp import Precision, build_precision
 from paddle_stable.stability.step_report import StepReport
 from paddle_stable.stop_signal import StopSignal
 from paddle_stable.tasks.lstm import naive_errors
-from paddle_stable.trainer import Diverged
 from paddle_stable.writers import Writers
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,7 +7,8 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
@@ -86,10 +87,7 @@ def write_incident(
     Raises:
         OSError: when it cannot be written.
     """
-    aside = folder.with_name(f".{folder.name}.{os.getpid()}")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    try:
+    with written_whole(folder) as aside:
         (aside / f"{REPORT}.md").write_text(markdown, encoding="utf8")
         (aside / f"{REPORT}.json").write_text(to_json(report), encoding="utf8")
         (aside / FACTS).write_text(to_json(_facts(facts)), encoding="utf8")
@@ -97,6 +95,20 @@ def write_incident(
         save_file(_batch_arrays(facts.parts), aside / BATCH)
         if model is not None:
             save_file({name: np.ascontiguousarray(array) for name, array in model.items()}, aside / MODEL)
+
+
+@contextmanager
+def written_whole(folder: Path) -> Iterator[Path]:
+    """A folder to write into, which gets its name only when the block is done; one from an earlier attempt is replaced.
+
+    Raises:
+        OSError: when it cannot be made or renamed.
+    """
+    aside = folder.with_name(f".{folder.name}.{os.getpid()}")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    try:
+        yield aside
         shutil.rmtree(folder, ignore_errors=True)
         aside.replace(folder)
     finally:

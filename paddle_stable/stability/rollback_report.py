@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Any, final
 import numpy as np
 
 from paddle_stable.data.dataset import Array
-from paddle_stable.stability.incident_files import REPORT, to_json
+from paddle_stable.stability.incident_files import REPORT, to_json, written_whole
 from paddle_stable.stability.incident_report import cell, history_table, number, table
 from paddle_stable.stability.step_report import SkipReason, StepReport
 
@@ -152,17 +150,10 @@ def write_report(folder: Path, facts: RollbackFacts) -> str:
     Raises:
         OSError: when it cannot be written.
     """
-    aside = folder.with_name(f".{folder.name}.{os.getpid()}")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    try:
-        text = as_markdown(facts)
+    text = as_markdown(facts)
+    with written_whole(folder) as aside:
         (aside / f"{REPORT}.md").write_text(text, encoding="utf8")
         (aside / f"{REPORT}.json").write_text(to_json(as_json(facts)), encoding="utf8")
-        shutil.rmtree(folder, ignore_errors=True)
-        aside.replace(folder)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     return text
 
 

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paddle_stable.errors import Diverged, StepFailed
 from paddle_stable.stability.faults import InjectedError
 from paddle_stable.stop_signal import StopSignal
-from paddle_stable.trainer import Diverged, StepFailed, Trainer
+from paddle_stable.trainer import Trainer
 
 from .conftest import curve, final_digest, open_trainer, sample_values
 from .test_resume import finish, stop_at

@@ -12,10 +12,10 @@ import pytest
 
 from paddle_stable.data.dataset import Batch
 from paddle_stable.data.loader import Position
-from paddle_stable.errors import InputError
+from paddle_stable.errors import InputError, Stopped
 from paddle_stable.stability.faults import Faults
 from paddle_stable.stop_signal import StopSignal
-from paddle_stable.trainer import Stopped, Trainer
+from paddle_stable.trainer import Trainer
 
 from .conftest import curve, final_digest, open_trainer, sample_values
 

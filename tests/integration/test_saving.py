@@ -14,8 +14,9 @@ from paddle_stable import checkpoint
 from paddle_stable.background_saving import BackgroundSaving
 from paddle_stable.checkpoint import CheckpointError, CheckpointParts
 from paddle_stable.checkpoint_folder import read_manifest
+from paddle_stable.errors import StepFailed
 from paddle_stable.run import TrainingRequest, run_training
-from paddle_stable.trainer import StepFailed, Trainer
+from paddle_stable.trainer import Trainer
 
 from .conftest import RECIPE, Train, open_trainer, sample_values
 from .test_recovery import RUN
