@@ -32,13 +32,16 @@ from paddle_stable.recipe_io import load_recipe
 from paddle_stable.scoring import find_checkpoint
 from paddle_stable.stability.amp import build_precision
 from paddle_stable.training_state import load_model_arrays
+from paddle_stable.watchdog import Heartbeat
 
 
 def hmean(run: Prepared) -> Mapping[str, float]:
     """Metrics of the present weights on the test set."""
     assert run.splits.test is not None
     precision, size = build_precision(run.recipe.amp, run.model), run.recipe.data.eval_batch_size
-    return evaluate(run.task, run.model, precision, run.splits.test, batch_size=size, world=World.single()).metrics
+    test, world = run.splits.test, World.single()
+    found = evaluate(run.task, run.model, precision, test, batch_size=size, world=world, heartbeat=Heartbeat())
+    return found.metrics
 
 
 def row(name: str, metrics: Mapping[str, float]) -> str:

@@ -18,6 +18,7 @@ from paddle_stable.evaluation import Evaluation, evaluate
 from paddle_stable.recipe import AmpConfig
 from paddle_stable.stability.amp import Precision, build_precision
 from paddle_stable.task import Task
+from paddle_stable.watchdog import Heartbeat
 
 from .data.loader_sample import COUNT, Ragged
 
@@ -61,7 +62,7 @@ def model() -> nn.Layer:
 def run(task: Any, model: nn.Layer, *, dataset: Dataset | None = None, batch_size: int = 4) -> Evaluation:
     return evaluate(
         task, model, build_precision(AmpConfig(), model), dataset or Ragged(), batch_size=batch_size,
-        world=World.single(),
+        world=World.single(), heartbeat=Heartbeat(),
     )  # fmt: skip
 
 
@@ -115,7 +116,7 @@ def test_the_number_format_of_the_run_holds_in_evaluation(model: nn.Layer) -> No
     task = Doubler()
     task.spoil = lambda: inside.append(inside[-1])
     world = World.single()
-    evaluate(task, model, cast(Precision, Watched()), Ragged(), batch_size=29, world=world)
+    evaluate(task, model, cast(Precision, Watched()), Ragged(), batch_size=29, world=world, heartbeat=Heartbeat())
     assert inside == [True, True, False]
 
 

@@ -41,7 +41,7 @@ def main(folder: Path) -> None:
     arrays["loss"] = np.array([report.verdict.loss for report in reports])
     arrays["grad_norm"] = np.array([report.verdict.grad_norm for report in reports])
     np.savez(folder / f"rank{world.rank}of{world.size}.npz", **arrays)
-    world.barrier()
+    world.meet()
     world.close()
 
 
