@@ -35,6 +35,7 @@ from paddle_stable.tool_start import start_tool
 if __name__ == "__main__":
     start_tool()  # before the first tensor
 
+from benchmarks.finished_cells import append, finished
 from paddle_stable.build import prepare
 from paddle_stable.data.dataset import NaiveAnswer
 from paddle_stable.data.workers import prepare as prepare_batch
@@ -257,15 +258,6 @@ def table(results: Sequence[Mapping[str, Any]], cells: Sequence[Cell]) -> str:
     return "\n".join(lines)
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """Finished cells. A last line that was cut off is taken out of the file, so that its cell is run again."""
-    text = path.read_text(encoding="utf8") if path.exists() else ""
-    whole = text[: text.rfind("\n") + 1]
-    if whole != text:
-        path.write_text(whole, encoding="utf8")
-    return [json.loads(line) for line in whole.splitlines()]
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 when no cell is lost (or, without the guard, when every fatal one fails); 1 otherwise."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -276,9 +268,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--faults", nargs="*", choices=FAULTS, help="only these")
     parser.add_argument("--moments", nargs="*", choices=MOMENTS, help="only these")
     options = parser.parse_args(arguments)
-    options.output.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + 60 * options.budget_minutes
-    done = read(options.output)
+    done = finished(options.output)
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
         known = {s.name: s for s in subjects(folder) if not options.tasks or s.name in options.tasks}
@@ -289,15 +280,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             or ((not options.faults or cell.fault in options.faults)
                 and (not options.moments or cell.moment in options.moments))
         ]  # fmt: skip
-        finished = {result["cell"] for result in done}
+        known_cells = {result["cell"] for result in done}
         for cell in cells:
-            if cell.name in finished:
+            if cell.name in known_cells:
                 continue
             if time.monotonic() > deadline:
                 break
             done.append(run_cell(cell, known[cell.task], folder))
-            with options.output.open("a", encoding="utf8") as file:
-                file.write(json.dumps(done[-1], ensure_ascii=False) + "\n")
+            append(options.output, done[-1])
     print(table(done, cells))
     return conclusion(done, cells)
 

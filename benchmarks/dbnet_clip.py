@@ -13,7 +13,6 @@ finished cell goes to the output file, which belongs to one recipe and one numbe
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -32,6 +31,7 @@ from paddle_stable.tool_start import start_tool
 if __name__ == "__main__":
     start_tool()  # before the first tensor
 
+from benchmarks.finished_cells import append, finished
 from paddle_stable.build import build_trainer, prepare
 from paddle_stable.distributed import World
 from paddle_stable.recipe_io import load_recipe
@@ -132,36 +132,26 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=3, help="seeds of every arm (%(default)s)")
     parser.add_argument("--smoke", action="store_true", help="the recipe's smoke sizes on made-up data")
     arguments = parser.parse_args()
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + 60.0 * arguments.budget_minutes
     with TemporaryDirectory() as folder:
         values = load_recipe(str(RECIPE)).task_class.write_sample_data(Path(folder)) if arguments.smoke else {}
-        done = _finished(arguments.output)
+        done = {result["cell"]: result for result in finished(arguments.output)}
         # Seed by seed, so that a budget that ends early leaves whole comparisons.
         wanted = [(arm, seed) for seed in range(1, arguments.seeds + 1) for arm in ARMS]
         left = [(arm, seed) for arm, seed in wanted if f"{arm} seed {seed}" not in done]
         steps = next(iter(done.values()))["steps"] if done else 0
-        with arguments.output.open("a", encoding="utf8") as stream:
-            for arm, seed in left:
-                if time.monotonic() > deadline:
-                    break
-                steps = steps or measure_steps(arguments.minutes, values, smoke=arguments.smoke)
-                result = run_cell(arm, seed, steps, values, smoke=arguments.smoke)
-                done[result["cell"]] = result
-                stream.write(json.dumps(result) + "\n")
-                stream.flush()
+        for arm, seed in left:
+            if time.monotonic() > deadline:
+                break
+            steps = steps or measure_steps(arguments.minutes, values, smoke=arguments.smoke)
+            result = run_cell(arm, seed, steps, values, smoke=arguments.smoke)
+            done[result["cell"]] = result
+            append(arguments.output, result)
     print(table(list(done.values())))
     missing = sum(f"{arm} seed {seed}" not in done for arm, seed in wanted)
     if missing:
         print(f"{missing} cells are left; the same command goes on with them.")
     return 0
-
-
-def _finished(path: Path) -> dict[str, dict[str, Any]]:
-    if not path.exists():
-        return {}
-    results = [json.loads(line) for line in path.read_text(encoding="utf8").splitlines()]
-    return {result["cell"]: result for result in results}
 
 
 if __name__ == "__main__":

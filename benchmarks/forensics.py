@@ -34,6 +34,7 @@ if __name__ == "__main__":
 import paddle
 from paddle import nn
 
+from benchmarks.finished_cells import append, finished
 from paddle_stable.build import build_trainer, prepare
 from paddle_stable.data.dataset import Batch
 from paddle_stable.data.loader import Window
@@ -557,28 +558,19 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="TEXT", help="cells with this in their name")
     arguments = parser.parse_args()
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    done = _finished(arguments.output)
+    done = {result["cell"]: result for result in finished(arguments.output)}
     deadline = time.monotonic() + 60.0 * arguments.budget_minutes
     left = [cell for cell in cells() if cell.name not in done and arguments.only in cell.name]
-    with arguments.output.open("a", encoding="utf8") as stream:
-        for cell in left:
-            if time.monotonic() > deadline:
-                break
-            done[cell.name] = run_cell(cell)
-            stream.write(json.dumps(done[cell.name], ensure_ascii=False) + "\n")
-            stream.flush()
+    for cell in left:
+        if time.monotonic() > deadline:
+            break
+        done[cell.name] = run_cell(cell)
+        append(arguments.output, done[cell.name])
     print(table([done[cell.name] for cell in cells() if cell.name in done]))
     missing = sum(cell.name not in done for cell in cells())
     if missing:
         print(f"{missing} cells are left; the same command goes on with them.")
     return 0
-
-
-def _finished(path: Path) -> dict[str, dict[str, Any]]:
-    if not path.exists():
-        return {}
-    results = [json.loads(line) for line in path.read_text(encoding="utf8").splitlines()]
-    return {result["cell"]: result for result in results}
 
 
 if __name__ == "__main__":

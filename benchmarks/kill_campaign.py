@@ -41,6 +41,7 @@ from campaign.judging import differences, result_of, sample_problems
 from campaign.mishaps import MISHAPS, ON_A_DISK_OF_ITS_OWN, small_disk
 from campaign.processes import plain_run, work
 
+from benchmarks.finished_cells import append, finished
 from paddle_stable.recipe_io import load_recipe
 from paddle_stable.tool_start import start_tool
 
@@ -250,9 +251,7 @@ class Campaign:
         return self._courses[recipe, ranks]
 
     def _read(self) -> dict[str, dict[str, Any]]:
-        if not self._arguments.out.exists():
-            return {}
-        lines = map(json.loads, self._arguments.out.read_text(encoding="utf8").splitlines())
+        lines = finished(self._arguments.out)
         keys = {cell.key for cell in self.cells()}
         return {one["key"]: one for one in lines if one["seed"] == self._arguments.seed and one["key"] in keys}
 
@@ -262,9 +261,7 @@ class Campaign:
             **outcome, "seconds": round(seconds, 1),
         }  # fmt: skip
         self._finished[cell.key] = line
-        self._arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        with self._arguments.out.open("a", encoding="utf8") as file:
-            file.write(json.dumps(line) + "\n")
+        append(self._arguments.out, line)
         print(f"{cell.key} ({ranks}): {outcome['hits']} {outcome['problems'] or 'equal'} {seconds:.1f} s", flush=True)
 
 

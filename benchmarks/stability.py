@@ -13,7 +13,6 @@ One JSON line a finished cell goes to the output file; lines of another recipe d
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import sys
@@ -37,6 +36,7 @@ if __name__ in ("__main__", "__mp_main__"):  # the command, and the processes of
 
 from benchmarks.claim.arms import SERIES, SIZES, Arm, Cell, Condition, Setting, run_cell
 from benchmarks.claim.figures import NotWorthATable, Yardstick, draw, report
+from benchmarks.finished_cells import append, finished
 from paddle_stable.data.market import write_market_series
 
 SEEDS: dict[Arm, int] = {"a": 50, "b": 50, "c": 200, "d": 200}
@@ -90,33 +90,20 @@ def results(left: Sequence[Cell], data: Path, *, jobs: int, deadline: float) -> 
         yield from (future.result() for future in running)
 
 
-def finished(path: Path, setting: Setting) -> dict[str, dict[str, Any]]:
-    """Lines of the file of results, by cell; those of another recipe, and one cut off in writing, do not count."""
-    found = {}
-    for text in path.read_text(encoding="utf8").splitlines() if path.exists() else []:
-        try:
-            line = json.loads(text)
-        except json.JSONDecodeError:
-            continue
-        if line["recipe"] == setting.digest(line["arm"]):
-            found[line["cell"]] = line
-    return found
+def of_this_recipe(path: Path, setting: Setting) -> dict[str, dict[str, Any]]:
+    """Lines of the file of results, by cell; those of another recipe do not count."""
+    return {line["cell"]: line for line in finished(path) if line["recipe"] == setting.digest(line["arm"])}
 
 
 def run_missing(
     plan: Sequence[Cell], path: Path, data: Path, *, jobs: int, deadline: float, only: str = ""
 ) -> dict[str, dict[str, Any]]:
     """Run what the file of results does not hold yet; all finished cells of the plan, in its order."""
-    done = finished(path, _setting(data))
+    done = of_this_recipe(path, _setting(data))
     left = [cell for cell in plan if cell.name not in done and only in cell.name]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    torn = path.exists() and not path.read_text(encoding="utf8").endswith("\n")
-    with path.open("a", encoding="utf8") as stream:
-        stream.write("\n" if torn else "")
-        for line in results(left, data, jobs=jobs, deadline=deadline):
-            stream.write(json.dumps(line) + "\n")
-            stream.flush()
-            done[line["cell"]] = line
+    for line in results(left, data, jobs=jobs, deadline=deadline):
+        append(path, line)
+        done[line["cell"]] = line
     return {cell.name: done[cell.name] for cell in plan if cell.name in done}
 
 
