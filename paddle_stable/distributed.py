@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import paddle.distributed as dist
 
 from paddle_stable.data.dataset import Array
 from paddle_stable.stability.paddle_private import job_store
+from paddle_stable.stop_signal import StopSignal
 
 
 class PeerLost(Exception):
@@ -156,6 +158,21 @@ class World:
         with _talking():
             dist.all_gather(blocks, paddle.to_tensor(block))
             return [received.numpy() for received in blocks]
+
+
+def let_first_process_leave(stop: StopSignal, seconds: float = 30.0) -> None:
+    """Stay until the launcher tells this process to stop, unless it is the first one of its machine.
+
+    For ends to which all processes come. The launcher passes on the exit code of its first process; it stops that
+    one with a signal when another leaves before it, and then there is no exit code to pass on, which looks like a
+    process that was killed. Longer than `seconds` nobody is waited for: the first may have come to another end.
+    """
+    if int(os.environ.get("PADDLE_RANK_IN_NODE", "0")) == 0:
+        return
+    give_up = time.monotonic() + seconds
+    while stop.received is None and time.monotonic() < give_up:
+        time.sleep(0.1)
+    stop.stay_deaf()
 
 
 @contextmanager

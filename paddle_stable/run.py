@@ -14,7 +14,7 @@ from typing import final
 from paddle_stable.build import Prepared, build_trainer, prepare, use_device
 from paddle_stable.checkpoint import CheckpointError, CheckpointStore, NonFiniteState
 from paddle_stable.data.workers import SampleError, WorkerDied
-from paddle_stable.distributed import PeerLost, World
+from paddle_stable.distributed import PeerLost, World, let_first_process_leave
 from paddle_stable.dry_run import describe
 from paddle_stable.errors import Diverged, ExitCode, InputError, StepFailed, Stopped
 from paddle_stable.recipe_io import LoadedRecipe, load_recipe
@@ -44,7 +44,10 @@ def run_training(request: TrainingRequest) -> ExitCode:
     """Train, or only check, and say with the exit code what happened. Mistakes are printed, not raised."""
     # From here on, because reading the data can take long; a signal then ends the run after its first step.
     with StopSignal() as stop:
-        return _run(request, stop)
+        code = _run(request, stop)
+        if code in (ExitCode.INPUT, ExitCode.DIVERGED):  # the others have come to the same
+            let_first_process_leave(stop)
+        return code
 
 
 def _run(request: TrainingRequest, stop: StopSignal) -> ExitCode:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import numpy as np
 import paddle
 import pytest
 
-from paddle_stable.distributed import World
+from paddle_stable.distributed import World, let_first_process_leave
+from paddle_stable.stop_signal import SIGNALS, StopSignal
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -135,3 +137,27 @@ def test_a_process_alone_has_its_gradients_with_every_micro_batch(enabled: bool)
 def test_arrays_of_python_objects_are_refused_before_anything_is_sent(size: int) -> None:
     with pytest.raises(ValueError, match="arrays of Python objects cannot be gathered"):
         World(0, size).gather_arrays([np.array([{}])])
+
+
+def test_the_first_process_of_a_machine_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PADDLE_RANK_IN_NODE", "0")
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("it waits"))
+    let_first_process_leave(StopSignal())
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_the_others_stay_until_they_are_told_to_stop_but_not_for_ever(
+    stops: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PADDLE_RANK_IN_NODE", "1")
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        with StopSignal() as stop:
+            if stops:
+                monkeypatch.setattr(time, "sleep", lambda _: signal.raise_signal(signal.SIGTERM))
+            let_first_process_leave(stop, 3600.0 if stops else 0.3)
+            assert (stop.received is not None) == stops
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN  # the launcher sends it three times
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)

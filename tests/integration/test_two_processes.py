@@ -105,9 +105,15 @@ def test_a_step_poisoned_on_one_process_is_skipped_on_both(train: Train, tmp_pat
         np.testing.assert_array_equal(weights(tmp_path / "poisoned")[name], value)
 
 
-def test_a_mistake_ends_all_processes_with_2(train: Train) -> None:
-    done = train(optim__lr=-1, ranks=2)
-    assert done.returncode == 2
+@pytest.mark.parametrize("late", ["0", "1"])
+def test_a_mistake_ends_the_launcher_with_2(late: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever process finds it first: the launcher would stop the other one with a signal, and pass that on."""
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import os, time\ntime.sleep(3 if os.environ.get('PADDLE_RANK_IN_NODE') == '{late}' else 0)\n", encoding="utf8"
+    )
+    monkeypatch.setattr(Train, "environment", {**Train.environment, "PYTHONPATH": str(tmp_path)})
+    done = Train(tmp_path)(optim__lr=-1, ranks=2)
+    assert done.returncode == 2, done.stderr + done.stdout
 
 
 def test_both_processes_say_that_the_run_has_diverged(train: Train, tmp_path: Path) -> None:
