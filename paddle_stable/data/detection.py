@@ -123,7 +123,7 @@ class TrainingView(View):
         data, size = self._data, self._data.crop_size
         placement = draw_placement(image.shape[1], image.shape[0], data.augment, rng)
         on_canvas = moved([region.points for region in regions if not region.ignore], placement.matrix)
-        window = draw_crop(on_canvas, placement.width, placement.height, rng)
+        window = draw_crop(on_canvas, placement.width, placement.height, data.augment, rng)
         crop = cut_out(image, placement, window, size)
         outlines = moved([region.points for region in regions], crop.matrix)
         shown = [(outline, region.ignore) for outline, region in zip(outlines, regions, strict=True) if crop.shows(outline)]

@@ -48,6 +48,9 @@ class AugmentConfig(Section):
     """Degrees: turned by up to this either way."""
     resize: tuple[float, float] = (0.5, 3.0)
     """Smallest and largest factor on the image's size before the crop."""
+    crop_choices: int = Field(default=1, ge=1, le=100)
+    """Crops that are drawn for each sample; the squarest is taken. A crop is fitted into a square, and one around a
+    line of text would leave most of it black."""
     brightness: Part = 0.125
     """Brightness is multiplied by 1 plus or minus up to this."""
     contrast: Part = 0.2
@@ -138,18 +141,27 @@ def draw_placement(width: int, height: int, config: AugmentConfig, rng: np.rando
     return Placement(matrix, max(1, round(turned.width * factor)), max(1, round(turned.height * factor)))
 
 
-def draw_crop(outlines: Sequence[Points], width: int, height: int, rng: np.random.Generator) -> Window:
+def draw_crop(
+    outlines: Sequence[Points], width: int, height: int, config: AugmentConfig, rng: np.random.Generator
+) -> Window:
     """A part of the canvas whose borders cut no outline, with at least one in it if there are any.
 
     Args:
         outlines: of the texts that count, on the canvas.
         width: of the canvas.
         height: of the canvas.
+        config: how many crops there are to choose from.
         rng: draws the four borders.
 
     Returns:
-        The whole canvas when nothing else is found.
+        The squarest of `crop_choices` ones.
     """
+    crops = [_draw_one_crop(outlines, width, height, rng) for _ in range(config.crop_choices)]
+    return max(crops, key=lambda crop: min(crop.width, crop.height) / max(crop.width, crop.height))
+
+
+def _draw_one_crop(outlines: Sequence[Points], width: int, height: int, rng: np.random.Generator) -> Window:
+    """The whole canvas when nothing else is found."""
     whole = Window(0, 0, width, height)
     lowest = np.array([outline.min(axis=0) for outline in outlines]).reshape(-1, 2)
     highest = np.array([outline.max(axis=0) for outline in outlines]).reshape(-1, 2)

@@ -52,7 +52,7 @@ def test_an_outline_follows_its_pixels(seed: int) -> None:
     outline = box(left, top, left + 30, top + 20)
     placement = draw_placement(WIDTH, HEIGHT, AugmentConfig(), rng)
     (on_canvas,) = moved([outline], placement.matrix)
-    window = draw_crop([on_canvas], placement.width, placement.height, rng)
+    window = draw_crop([on_canvas], placement.width, placement.height, STILL, rng)
     crop = cut_out(image, placement, window, 256)
     (outline,) = moved([outline], crop.matrix)
     size = np.ptp(outline, axis=0).max()
@@ -96,7 +96,7 @@ def test_a_crop_cuts_no_word_and_has_one(seed: int) -> None:
     rng = generator(seed)
     corners = rng.uniform(0, (WIDTH - 40, HEIGHT - 15), size=(5, 2))
     words = [box(x, y, x + rng.uniform(5, 40), y + rng.uniform(4, 15)) for x, y in corners]
-    window = draw_crop(words, WIDTH, HEIGHT, rng)
+    window = draw_crop(words, WIDTH, HEIGHT, STILL, rng)
     right, bottom = window.left + window.width, window.top + window.height
     assert 0 <= window.left < right <= WIDTH
     assert 0 <= window.top < bottom <= HEIGHT
@@ -112,26 +112,37 @@ def test_a_crop_cuts_no_word_and_has_one(seed: int) -> None:
 
 def test_crops_differ_and_are_not_always_everything() -> None:
     words = [box(20, 20, 60, 30), box(120, 80, 160, 95)]
-    windows = {draw_crop(words, WIDTH, HEIGHT, generator(seed)) for seed in range(40)}
+    windows = {draw_crop(words, WIDTH, HEIGHT, STILL, generator(seed)) for seed in range(40)}
     assert len(windows) > 20
 
 
 @pytest.mark.parametrize("words", [[box(0, 0, WIDTH, HEIGHT)], [box(-50, -50, 500, 500)]])
 def test_where_nothing_can_be_cut_the_whole_image_is_taken(words: list[Points]) -> None:
-    assert draw_crop(words, WIDTH, HEIGHT, generator()) == Window(0, 0, WIDTH, HEIGHT)
+    assert draw_crop(words, WIDTH, HEIGHT, STILL, generator()) == Window(0, 0, WIDTH, HEIGHT)
 
 
 def test_an_image_without_text_is_cropped_too() -> None:
-    windows = {draw_crop([], WIDTH, HEIGHT, generator(seed)) for seed in range(20)}
+    windows = {draw_crop([], WIDTH, HEIGHT, STILL, generator(seed)) for seed in range(20)}
     assert len(windows) > 10
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 300), (3, 2)])
 def test_tiny_images_can_be_cropped(size: tuple[int, int]) -> None:
     for seed in range(20):
-        window = draw_crop([], *size, generator(seed))
+        window = draw_crop([], *size, STILL, generator(seed))
         assert window.width >= 1
         assert window.height >= 1
+
+
+def test_the_squarest_of_several_crops_is_taken() -> None:
+    def parts(choices: int) -> list[float]:
+        config = AugmentConfig(crop_choices=choices)
+        windows = [draw_crop([], WIDTH, HEIGHT, config, generator(seed)) for seed in range(50)]
+        return [min(window.width, window.height) / max(window.width, window.height) for window in windows]
+
+    one, six = parts(1), parts(6)
+    assert all(many >= single for many, single in zip(six, one, strict=True))  # the first drawn is among the six
+    assert np.mean(six) > 1.3 * np.mean(one)
 
 
 def test_a_crop_keeps_its_proportions_and_is_black_beyond() -> None:

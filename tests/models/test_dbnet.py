@@ -1,10 +1,9 @@
-"""The detector's maps: their sizes, their meaning, and the backbones."""
+"""The detector's maps: their sizes and their meaning."""
 
 from __future__ import annotations
 
 import numpy as np
 import paddle
-import pytest
 
 from paddle_stable.models.dbnet import DbNet, FeaturePyramid
 from paddle_stable.models.dbnet_backbones import MobileNetV3Backbone, PlainBackbone, ResNetBackbone
@@ -14,27 +13,6 @@ Backbone = PlainBackbone | ResNetBackbone | MobileNetV3Backbone
 
 def detector(backbone: Backbone, steepness: float = 50.0) -> DbNet:
     return DbNet(backbone, backbone.out_channels, neck_channels=16, steepness=steepness)
-
-
-@pytest.mark.parametrize(
-    ("backbone", "channels"),
-    [
-        (lambda: PlainBackbone((8, 16, 24, 32), 1), (8, 16, 24, 32)),
-        (lambda: ResNetBackbone(18, vd=False), (64, 128, 256, 512)),
-        (lambda: ResNetBackbone(18, vd=True), (64, 128, 256, 512)),
-        (lambda: ResNetBackbone(50, vd=False), (256, 512, 1024, 2048)),
-        (lambda: ResNetBackbone(50, vd=True), (256, 512, 1024, 2048)),
-        (lambda: MobileNetV3Backbone(0.5), (16, 24, 56, 480)),
-    ],
-    ids=["plain", "resnet18", "resnet18_vd", "resnet50", "resnet50_vd", "mobilenet_v3_large"],
-)
-def test_a_backbone_gives_four_maps_each_half_as_large(backbone, channels: tuple[int, ...]) -> None:  # type: ignore[no-untyped-def]
-    built = backbone()
-    features = built(paddle.rand([1, 3, 64, 96]))
-    assert built.out_channels == channels
-    assert [tuple(one.shape) for one in features] == [
-        (1, width, 64 // stride, 96 // stride) for width, stride in zip(channels, (4, 8, 16, 32), strict=True)
-    ]
 
 
 def test_maps_are_as_large_as_the_image() -> None:
@@ -83,12 +61,3 @@ def test_the_pyramid_adds_from_the_top_down_and_puts_all_sizes_side_by_side() ->
     assert fused.shape == [1, 4, 16, 16]
     # From the coarsest to the finest, as PaddleOCR has it.
     np.testing.assert_allclose(fused.numpy()[0, :, 3, 5], [1000.0, 1100.0, 1110.0, 1111.0])
-
-
-def test_a_vd_shortcut_averages_before_it_strides() -> None:
-    block = ResNetBackbone(18, vd=True).layer2[0]
-    block.eval()
-    x = paddle.rand([1, 64, 8, 8])
-    convolution, norm = block.downsample[1], block.downsample[2]
-    averaged = (x[:, :, ::2, ::2] + x[:, :, 1::2, ::2] + x[:, :, ::2, 1::2] + x[:, :, 1::2, 1::2]) / 4
-    np.testing.assert_allclose(block.downsample(x).numpy(), norm(convolution(averaged)).numpy(), rtol=1e-4, atol=1e-5)
