@@ -15,13 +15,14 @@ import numpy as np
 import paddle
 
 from paddle_stable.build import build_trainer, prepare, use_device
+from paddle_stable.digest import digest
 from paddle_stable.distributed import World
 from paddle_stable.errors import InputError
 from paddle_stable.recipe_io import load_recipe
 from paddle_stable.resume import restore
 from paddle_stable.stability.step_report import StepReport
 from paddle_stable.trainer import Trainer
-from paddle_stable.training_state import digest, model_arrays, optimizer_arrays
+from paddle_stable.training_state import model_arrays, optimizer_arrays
 
 STEPS = 16
 PRECISIONS: Mapping[str, Mapping[str, Any]] = {

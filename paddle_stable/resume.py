@@ -57,8 +57,11 @@ def find_resume_point(resume: str | None, store: CheckpointStore) -> ResumePoint
     return ResumePoint(Path(resume), read_manifest(Path(resume)).step)
 
 
-def restore(trainer: Trainer, path: Path) -> None:
+def restore(trainer: Trainer, path: Path) -> list[str]:
     """Put the whole state of a checkpoint into a freshly built trainer.
+
+    Returns:
+        What has changed since, when the run can go on but will not be the uninterrupted one; sentences.
 
     Raises:
         InputError: when the recipe has changed in a way that the state does not fit.
@@ -87,6 +90,7 @@ def restore(trainer: Trainer, path: Path) -> None:
     trainer.quarantine.load_state(state["quarantine"])
     trainer.loader.leave_out(trainer.quarantine.left_out)
     trainer.loader.skip_to(Position.from_state(state["position"]))
+    return _changes(state, trainer, path)
 
 
 def _refuse_other_precision(state: Mapping[str, Any], trainer: Trainer, path: Path) -> None:
@@ -136,9 +140,15 @@ def refuse_other_assets(saved: Mapping[str, str], now: Mapping[str, str], path: 
         )
 
 
-def environment_remarks(store: CheckpointStore, path: Path) -> list[str]:
-    """What has changed in the machine since the checkpoint, when that can change the last bits of results."""
-    changes = environment_changes(store.environment(path), current_environment())
-    if not changes:
-        return []
-    return [f"results will not be bit-identical to the uninterrupted run's: {', '.join(changes)}"]
+def _changes(state: Mapping[str, Any], trainer: Trainer, path: Path) -> list[str]:
+    """In the data: allowed, since a bad sample may have been mended. In the machine: that changes the last bits."""
+    remarks = []
+    if state["training_data"] != trainer.loader.data_digest:
+        remarks.append(
+            "the training data are not those of the checkpoint (edited files, or another policy for bad values): from "
+            "here on the run is not the uninterrupted one"
+        )
+    changes = environment_changes(trainer.store.environment(path), current_environment())
+    if changes:
+        remarks.append(f"results will not be bit-identical to the uninterrupted run's: {', '.join(changes)}")
+    return remarks

@@ -19,12 +19,17 @@ from paddle_stable.dry_run import describe
 from paddle_stable.errors import Diverged, ExitCode, InputError, StepFailed, Stopped
 from paddle_stable.recipe_io import LoadedRecipe, load_recipe
 from paddle_stable.results import conclude, final_advice
-from paddle_stable.resume import ResumePoint, environment_remarks, find_resume_point, restore
+from paddle_stable.resume import ResumePoint, find_resume_point, restore
 from paddle_stable.run_folder import RunFolder, write_exit
 from paddle_stable.stop_signal import StopSignal
 from paddle_stable.trainer import Trainer
 from paddle_stable.watchdog import LINGER_SECONDS, Heartbeat, Watchdog
 from paddle_stable.writers import RunRecord, Writers
+
+_NOT_REMOVED = (
+    "Not by removing it: that would be another order of samples, with which no run can go on. An image is left out "
+    "with -o data.bad_samples=skip."
+)
 
 
 @final
@@ -164,8 +169,7 @@ def _begin(
     """Put the saved state back, and open the records on rank 0."""
     remarks = list(start.remarks)
     if start.path is not None:
-        restore(trainer, start.path)
-        remarks += environment_remarks(trainer.store, start.path)
+        remarks += restore(trainer, start.path)
     if not trainer.world.is_main:
         return
     # Only now: opening the records cuts them back to the checkpoint, which must not happen for a mistake.
@@ -248,7 +252,7 @@ def _end_of(error: Exception, trainer: Trainer) -> End:
             kept = f"The best checkpoint is {best}." if best else "There is no checkpoint yet."
             end = End(ExitCode.DIVERGED, f"Training has diverged: {error} {kept}")
         case SampleError():
-            end = End(ExitCode.INPUT, f"{error} Mend or remove it, then go on with --resume auto.", is_ours=True)
+            end = End(ExitCode.INPUT, f"{error}\nMend it, then go on with --resume auto. {_NOT_REMOVED}", is_ours=True)
         case WorkerDied():
             end = End(ExitCode.ERROR, f"{error}\nGo on with --resume auto.", is_ours=True, retry=True)
         case PeerLost():

@@ -269,6 +269,7 @@ class Trainer:
             "monitor": self.monitor.state(),
             "dev_metrics": dict(self.dev_metrics),
             "plan": self.loader.plan_facts(),
+            "training_data": self.loader.data_digest,
         }
 
     def _parts(self) -> CheckpointParts:

@@ -7,7 +7,6 @@ that Paddle makes up (`linear_3.w_0_moment1_0`), which depend on what else the p
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import platform
@@ -164,16 +163,6 @@ def load_optimizer_arrays(
         raise
     forget_accumulators(optimizer, [parameters[name] for name in sorted(had - wanted)])
     _copy_in(tensors, arrays)
-
-
-def digest(arrays: Mapping[str, Array]) -> str:
-    """SHA-256 over names, types, shapes and bytes: equal digests mean bit for bit equal arrays, in any order."""
-    total = hashlib.sha256()
-    for name in sorted(arrays):
-        array = np.asarray(arrays[name], order="C")
-        total.update(repr((name, array.dtype.name, array.shape)).encode())
-        total.update(array.reshape(-1).view(np.uint8).data)
-    return total.hexdigest()
 
 
 def current_environment() -> dict[str, Any]:

@@ -50,6 +50,13 @@ class Dataset(ABC):
         """Length of every sample, for batches of similar length; None when all are alike."""
 
     @abstractmethod
+    def digest(self) -> str:
+        """Tells this split from one of other files: of all that its samples are made from, not of how they are made.
+
+        Saved with a run, which may not go on as if nothing had happened when somebody has edited its data.
+        """
+
+    @abstractmethod
     def collate(self, samples: Sequence[Sample]) -> dict[str, Array]:
         """Stack samples, padded where needed, into arrays whose first axis is the sample."""
 

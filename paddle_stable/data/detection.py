@@ -28,6 +28,7 @@ from paddle_stable.data.detection_transforms import (
 from paddle_stable.data.image_check import cache_file, check_images
 from paddle_stable.data.images import Pixels, UnreadableImage, read_image
 from paddle_stable.data.text import SHOWN_EXAMPLES, capped
+from paddle_stable.digest import digest
 from paddle_stable.errors import InputError, Problem
 from paddle_stable.recipe import DataConfig, Section
 
@@ -211,6 +212,16 @@ class DetectionDataset(Dataset):
     def lengths(self) -> None:
         """All samples are of the same size."""
         return None
+
+    def digest(self) -> str:
+        """Of the labels, and of the images' names and sizes in bytes: to read them all would take too long."""
+        arrays: dict[str, Array] = {}
+        for number, labelled in enumerate(self._images):
+            size = labelled.image.stat().st_size if labelled.image.exists() else 0
+            arrays[f"{number} {labelled.image.name} {size}"] = np.array([region.ignore for region in labelled.regions])
+            for place, region in enumerate(labelled.regions):
+                arrays[f"{number} {place}"] = region.points
+        return digest(arrays)
 
     def collate(self, samples: Sequence[Sample]) -> dict[str, Array]:
         """Every array stacked."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from itertools import tee
 from typing import final
 
@@ -102,6 +103,11 @@ class Loader:
         """What the order of samples depends on besides the data: a position means something with these only."""
         plan = self._plan
         return {"samples": plan.count, "samples a step": plan.window_size, "seed": plan.seed}
+
+    @cached_property
+    def data_digest(self) -> str:
+        """Of the training split: the same as long as nobody edits its files."""
+        return self._share.dataset.digest()
 
     def skip_to(self, position: Position) -> None:
         """Go on from another window, also in the middle of `steps()`.

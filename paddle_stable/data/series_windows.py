@@ -19,6 +19,7 @@ from paddle_stable.data.series import PARTS, Series, load_series
 from paddle_stable.data.series_config import SeriesConfig
 from paddle_stable.data.series_features import Derived, Scaling, derive
 from paddle_stable.data.series_table import Floats
+from paddle_stable.digest import digest
 from paddle_stable.errors import InputError, Problem
 
 Bools = npt.NDArray[np.bool_]
@@ -118,6 +119,11 @@ class SeriesWindows(Dataset):
     def lengths(self) -> None:
         """All windows are alike."""
         return None
+
+    def digest(self) -> str:
+        """Of the scaled inputs and targets up to the split's last row, and of which rows are in its windows."""
+        rows = int(self._ends.max(initial=-1)) + 1
+        return digest({"inputs": self._inputs[:rows], "targets": self._scaled_targets[:rows], "ends": self._ends})
 
     def collate(self, samples: Sequence[Sample]) -> dict[str, Array]:
         """`inputs` [windows, lookback, features] and `target` [windows, outputs]."""

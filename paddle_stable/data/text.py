@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from paddle_stable.data.dataset import Array, Dataset, Sample, SampleOrigin
 from paddle_stable.data.vocabulary import TokenRows
+from paddle_stable.digest import digest
 from paddle_stable.errors import InputError, Problem, attempt
 
 SHOWN_PROBLEMS = 50
@@ -349,6 +350,10 @@ class TextDataset(Dataset):
     def share_of(self, token_id: int) -> float:
         """Part of all tokens that are this one."""
         return float(np.mean(self._tokens.values == token_id))
+
+    def digest(self) -> str:
+        """Of the ids and the labels."""
+        return digest({"labels": self.labels, "values": self._tokens.values, "offsets": self._tokens.offsets})
 
     def collate(self, samples: Sequence[Sample]) -> dict[str, Array]:
         """Pad to the longest, rounded up to a multiple of 8.

@@ -18,9 +18,10 @@ from benchmarks.claim.arms import Cell, Setting, run_cell
 from benchmarks.claim.faults import SPACE, UNIT_FACTOR, Fault, draw_faults, write_spoilt_copy
 from benchmarks.claim.figures import NEVER, NotWorthATable, Row, Yardstick, draw, report, survived, wilson
 from paddle_stable.build import prepare
+from paddle_stable.digest import digest
 from paddle_stable.distributed import World
 from paddle_stable.recipe_io import load_recipe
-from paddle_stable.training_state import digest, model_arrays
+from paddle_stable.training_state import model_arrays
 
 ROWS, TRAIN_ROWS = 900, 650
 FIRST = np.datetime64("2001-01-01")

@@ -48,6 +48,9 @@ class Ragged(Dataset):
     def lengths(self) -> npt.NDArray[np.int64]:
         return self._lengths
 
+    def digest(self) -> str:
+        return ""
+
     def collate(self, samples: Sequence[Sample]) -> dict[str, Array]:
         if self._bad_batch:
             raise TypeError("cannot be stacked")

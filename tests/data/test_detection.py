@@ -69,6 +69,20 @@ def test_a_training_sample_is_a_crop_with_its_maps(splits: Splits) -> None:
     assert any(splits.train.sample(0, np.random.default_rng(seed))["shrink_map"].any() for seed in range(3))
 
 
+def test_the_digest_tells_other_outlines_and_other_images_but_not_another_place(tmp_path: Path) -> None:
+    def digest(name: str, points: object = QUAD) -> str:
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        write(folder, "train", points=points)
+        return load_detection(section(folder)).train.digest()
+
+    first = digest("here")
+    assert digest("there") == first != digest("outline", [[20, 20], [81, 20], [80, 50], [20, 50]])
+    image = tmp_path / "here" / "train_0.jpg"
+    image.write_bytes(image.read_bytes() + b" ")
+    assert load_detection(section(tmp_path / "here")).train.digest() != first
+
+
 def test_an_evaluation_sample_is_the_whole_image_and_the_way_back(splits: Splits) -> None:
     sample = splits.dev.sample(0, np.random.default_rng(0))
     assert sample["image"].shape == (3, 96, 128)

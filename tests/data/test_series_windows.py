@@ -155,6 +155,15 @@ def test_targets_and_last_value_forecasts_are_what_they_are_called(tmp_path: Pat
         np.testing.assert_allclose(by_target[target].last_values[index], naive, rtol=1e-9)
 
 
+def test_the_digest_tells_other_numbers_but_not_later_ones(tmp_path: Path) -> None:
+    values = prices()
+    later, earlier = values.copy(), values.copy()
+    later[-1, 0] *= 1.01
+    earlier[10, 0] *= 1.01
+    first, same, other = (load(tmp_path, changed).datasets["train"].digest() for changed in (values, later, earlier))
+    assert first == same != other
+
+
 def test_stride_thins_out_training_windows_only(tmp_path: Path) -> None:
     every, third = (load(tmp_path, prices(), stride=stride).datasets for stride in (1, 3))
     np.testing.assert_array_equal(third["train"].lines, every["train"].lines[::3])

@@ -396,6 +396,13 @@ def test_dropped_tokens_are_drawn_anew_and_spare_first_and_last(tmp_path: Path) 
         assert 0.15 < np.mean(ids[1:-1] == 3) < 0.35
 
 
+def test_the_digest_tells_another_word_and_another_label(tmp_path: Path) -> None:
+    contents = ("a b\tpositive\nc\tnegative\n", "a c\tpositive\nc\tnegative\n", "a b\tnegative\nc\tnegative\n")
+    first, word, label = (dataset(tmp_path, content).digest() for content in contents)
+    assert len({first, word, label}) == 3
+    assert dataset(tmp_path, contents[0]).digest() == first
+
+
 def test_a_sample_says_where_it_comes_from(tmp_path: Path) -> None:
     long = "a" * 40
     texts = dataset(tmp_path, f"a b\tpositive\n\n{long}\tnegative\n")

@@ -16,11 +16,11 @@ import pytest
 
 from paddle_stable.build import build_trainer, prepare
 from paddle_stable.checkpoint import CheckpointStore
+from paddle_stable.digest import digest
 from paddle_stable.distributed import World
 from paddle_stable.recipe_io import load_recipe
 from paddle_stable.resume import find_resume_point, restore
 from paddle_stable.trainer import Trainer
-from paddle_stable.training_state import digest
 from paddle_stable.writers import RunRecord
 
 ROOT = Path(__file__).parents[2]

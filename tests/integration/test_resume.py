@@ -10,9 +10,11 @@ from typing import Any
 import paddle
 import pytest
 
+from paddle_stable.checkpoint import CheckpointStore
 from paddle_stable.data.dataset import Batch
-from paddle_stable.data.loader import Position
+from paddle_stable.data.loader import Loader, Position
 from paddle_stable.errors import InputError, Stopped
+from paddle_stable.resume import restore
 from paddle_stable.stability.faults import Faults
 from paddle_stable.stop_signal import StopSignal
 from paddle_stable.trainer import Trainer
@@ -157,6 +159,22 @@ def test_another_order_of_samples_is_refused(change: dict[str, Any], named: str,
     stop_at(open_trainer(tmp_path, {**data, **PLAIN}), 2)
     with pytest.raises(InputError, match=named):
         open_trainer(tmp_path, {**data, **PLAIN, **change}, resume="auto")
+
+
+def test_edited_training_data_are_noticed_and_a_run_may_go_on_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = sample_values(tmp_path)
+    stop_at(open_trainer(tmp_path, {**data, **PLAIN}), 2)
+    store = CheckpointStore(tmp_path / "run" / "checkpoints", keep_last=2)
+    newest, _ = store.newest_valid()
+    assert newest is not None
+    trainer = open_trainer(tmp_path, {**data, **PLAIN}, resume="auto")
+    assert restore(trainer, newest) == []
+    monkeypatch.setattr(Loader, "data_digest", "another")
+    (remark,) = restore(trainer, newest)
+    trainer.writers.close()
+    assert "the training data are not those of the checkpoint" in remark
 
 
 def test_another_metric_for_the_best_is_refused(tmp_path: Path) -> None:

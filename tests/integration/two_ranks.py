@@ -46,6 +46,9 @@ class Points(Dataset):
     def lengths(self) -> None:
         return None
 
+    def digest(self) -> str:
+        return ""
+
     def collate(self, samples: Sequence[Sample]) -> dict[str, Array]:
         return {name: np.stack([sample[name] for sample in samples]) for name in ("x", "y")}
 

@@ -11,6 +11,7 @@ import paddle
 import pytest
 from paddle import nn
 
+from paddle_stable.digest import digest
 from paddle_stable.distributed import World
 from paddle_stable.optim import build_optimizer
 from paddle_stable.recipe import AmpConfig, ClipConfig, OptimConfig, SpikeConfig, StabilityConfig
@@ -21,7 +22,7 @@ from paddle_stable.stability.guard import StepGuard
 from paddle_stable.stability.running_statistics import RunningStatistics
 from paddle_stable.stability.spikes import SpikeWatch
 from paddle_stable.stability.step_report import Verdict
-from paddle_stable.training_state import digest, model_arrays, optimizer_arrays
+from paddle_stable.training_state import model_arrays, optimizer_arrays
 
 
 class SmallNet(nn.Layer):

@@ -13,11 +13,12 @@ import paddle
 from paddle_stable.build import build_trainer, prepare
 from paddle_stable.data.dataset import Batch
 from paddle_stable.data.loader import Window
+from paddle_stable.digest import digest
 from paddle_stable.distributed import World
 from paddle_stable.recipe_io import load_recipe
 from paddle_stable.stability.running_statistics import RunningStatistics
 from paddle_stable.trainer import Trainer
-from paddle_stable.training_state import digest, model_arrays, optimizer_arrays
+from paddle_stable.training_state import model_arrays, optimizer_arrays
 
 RECIPE = Path(__file__).parents[2] / "configs" / "lstm_forecast.yaml"
 

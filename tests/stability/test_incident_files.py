@@ -12,11 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from paddle_stable.digest import digest
 from paddle_stable.errors import InputError
 from paddle_stable.stability import incident_files
 from paddle_stable.stability.incident_files import incident_folder, read_incident, steps_with_incident, to_json
 from paddle_stable.stability.step_report import SkipReason, StepReport, Verdict
-from paddle_stable.training_state import digest, model_arrays
+from paddle_stable.training_state import model_arrays
 
 from .incident_sample import open_run, spoiled, take_steps
 

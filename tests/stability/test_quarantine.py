@@ -28,6 +28,9 @@ class Lines(Dataset):
     def lengths(self) -> None:
         return None
 
+    def digest(self) -> str:
+        return ""
+
     def collate(self, samples: object) -> dict[str, Array]:
         return {}
 
