@@ -12,7 +12,7 @@ import pytest
 
 from paddle_stable.checkpoint import CheckpointStore
 from paddle_stable.data.dataset import Batch
-from paddle_stable.data.loader import Loader, Position
+from paddle_stable.data.loader import Position
 from paddle_stable.errors import InputError, Stopped
 from paddle_stable.resume import restore
 from paddle_stable.stability.faults import Faults
@@ -171,7 +171,7 @@ def test_edited_training_data_are_noticed_and_a_run_may_go_on_with_them(
     assert newest is not None
     trainer = open_trainer(tmp_path, {**data, **PLAIN}, resume="auto")
     assert restore(trainer, newest) == []
-    monkeypatch.setattr(Loader, "data_digest", "another")
+    monkeypatch.setattr(trainer.loader, "data_digest", "another")
     (remark,) = restore(trainer, newest)
     trainer.writers.close()
     assert "the training data are not those of the checkpoint" in remark
