@@ -110,6 +110,7 @@ COMPOSED: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "overflow_fp16": ({"kind": "overflow", "steps": 2}, HALF),
     "weights_grow": ({"kind": "grow_weights", "steps": 8}, {}),
     "sustained_divergence": ({"kind": "grow_weights", "steps": 2 * STEPS}, {"run.steps": 2 * STEPS}),
+    "nan_input": ({"kind": "nan_input"}, {"stability.bad_samples": "skip"}),
     "bad_input_dropped": ({"kind": "nan_input"}, {"stability.bad_samples": "drop"}),
     "spike_rolled_back": ({"kind": "loss_spike"}, {"stability.spike.action": "rollback"}),
 }

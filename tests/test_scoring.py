@@ -94,7 +94,7 @@ def test_another_split_has_other_metrics(
         ({"split": "test", "overrides": ("data.test_from=null",)}, "the recipe has no test set; --split dev or train"),
         ({"overrides": ("data.lookbak=3",)}, "data.lookbak: unknown key"),
         ({"overrides": ("data.file=absent.csv",)}, "absent.csv  no such file"),
-        ({"overrides": ("data.scaling=robust",)}, "another series.json"),
+        ({"overrides": ("data.scaling=standard",)}, "another series.json"),
         ({"overrides": ("task.hidden=17",)}, "head.weight (expected float32[17, 2]"),
     ],
     ids=["split", "key", "file", "scaling", "width"],

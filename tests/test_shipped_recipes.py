@@ -5,12 +5,14 @@ Both tests find recipes and tasks by themselves: adding a task needs no change h
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import paddle
 import pytest
+import yaml
 
 from paddle_stable.build import build_trainer, prepare
 from paddle_stable.data.dataset import Batch
@@ -48,6 +50,27 @@ def test_a_recipe_is_valid_as_it_is_and_says_how_to_launch_it(recipe: Path, monk
     assert f"python tools/train.py -c {name}" in text
     assert f"python -m paddle.distributed.launch --nproc_per_node 2 tools/train.py -c {name}" in text
     assert "--resume auto" in text
+
+
+OF_OTHER_CLIPS = {"clip.max_value", "clip.schedule", "clip.adaptive", "clip.groups"}
+ANSWERED_BY_A_POLICY = {"data.bad_samples", "data.max_bad_samples"}
+"""In the recipe of a series, which has `data.policy` for it."""
+
+
+def left_out(section: Mapping[str, Any], written: Mapping[str, Any], path: str = "") -> set[str]:
+    """Dotted keys of a section that a file does not have."""
+    missing = {f"{path}{key}" for key in section if key not in written}
+    for key in section.keys() & written.keys():
+        if isinstance(section[key], dict) and isinstance(written[key], dict):
+            missing |= left_out(section[key], written[key], f"{path}{key}.")
+    return missing
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda p: p.stem)
+def test_a_recipe_has_every_key_written_out(recipe: Path) -> None:
+    written = yaml.safe_load(recipe.read_text(encoding="utf8"))
+    allowed = OF_OTHER_CLIPS | (ANSWERED_BY_A_POLICY if "policy" in written["data"] else set())
+    assert left_out(load_recipe(str(recipe)).recipe.model_dump(), written) <= allowed
 
 
 def test_every_task_has_a_recipe(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,14 +50,8 @@ SIZES: Mapping[str, Any] = {
     # A quarter of the recipe's epochs and half of its lookback: the clean runs have learned all they will by then.
     "run.epochs": 3,
     "data.lookback": 15,
-    # With `standard`, fitted on spoilt rows, the unit errors would make every other return vanish, in all arms alike.
-    "data.scaling": "robust",
     # Explanations change nothing that learns, and would take longer than the training.
     "forensics.enabled": False,
-    # Read by arm d only, where the policy keeps a missing price: steps are done without the windows that it spoils, and
-    # a window that was found out is not searched for again.
-    "stability.bad_samples": "drop",
-    "stability.quarantine.after": 1,
 }
 """What differs from the recipe in all arms and conditions."""
 STOCK_SCALING = AmpConfig(

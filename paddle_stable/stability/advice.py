@@ -13,8 +13,8 @@ ENOUGH_STEPS = 20
 """Rates over fewer steps say nothing."""
 HIGH_CLIP_RATE = 0.30
 HIGH_SKIP_RATE = 0.05
-FAR_ABOVE = 2.0
-"""A bound that many times the 95th percentile limits nothing that usually happens."""
+FAR_ABOVE = 3.0
+"""A bound that many times the 95th percentile limits nothing that usually happens; a norm so far up is a spike."""
 
 
 @final

@@ -26,6 +26,7 @@ RUN: dict[str, Any] = {
     "stability.recovery.healthy_steps": 2,
     "stability.recovery.rewarm_steps": 3,
     "stability.spike.warmup_steps": 8,
+    "stability.bad_samples": "skip",
     "forensics.enabled": False,
 }
 
