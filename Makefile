@@ -12,7 +12,8 @@ IN_VENV := $(VENV)/bin/
 # The stamp is named after what was installed and where, so that a change of either installs afresh and nothing else does.
 INSTALLED := $(VENV)/installed-$(shell (pwd; cat requirements.txt pyproject.toml) | cksum | cut -d ' ' -f 1)
 REVIEWS := $(addprefix data/reviews/,train.txt dev.txt test.txt label.txt)
-BENCHMARKS ?= $(sort $(wildcard benchmarks/*.py))
+# Without those that need another environment, a trained detector, or are no command.
+BENCHMARKS ?= $(filter-out %/finished_cells.py %/det_pipeline.py %/det_gauge.py %/det_side_by_side.py,$(sort $(wildcard benchmarks/*.py)))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -53,7 +54,7 @@ lint: $(INSTALLED) ## check style and types
 	$(IN_VENV)ruff format --check .
 	$(IN_VENV)mypy
 
-bench: $(INSTALLED) ## run the benchmarks; BENCHMARKS=benchmarks/x.py runs one
+bench: $(INSTALLED) ## run the benchmarks that need nothing else; BENCHMARKS=benchmarks/x.py runs one
 	set -e; for benchmark in $(BENCHMARKS); do echo "== $$benchmark"; $(IN_VENV)python $$benchmark $(ARGS); done
 
 visualdl: $(INSTALLED) ## show the runs at http://localhost:8040
