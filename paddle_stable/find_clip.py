@@ -80,7 +80,10 @@ def observe(loaded: LoadedRecipe, steps: int) -> ObservedNorms:
         InputError: when the data cannot be used, or too few steps could be applied.
     """
     recipe = loaded.recipe
-    stability = recipe.stability.model_copy(update={"guard": True, "spike": SpikeConfig(action="none")})
+    # Nobody is put into quarantine: the list in the run folder is the run's.
+    observing = {"guard": True, "spike": SpikeConfig(action="none")}
+    quarantine = recipe.stability.quarantine.model_copy(update={"after": None})
+    stability = recipe.stability.model_copy(update={**observing, "quarantine": quarantine})
     forensics = recipe.forensics.model_copy(update={"enabled": False})
     free = recipe.model_copy(update={"clip": ClipConfig(kind="none"), "stability": stability, "forensics": forensics})
     use_device(free)

@@ -228,7 +228,7 @@ def _fit(trainer: Trainer, folder: Path, stop: StopSignal) -> End:
 
 
 def _done(trainer: Trainer) -> str:
-    if trainer.progress.step == trainer.schedule.total:
+    if trainer.progress.step >= trainer.schedule.total:  # beyond: resumed with fewer `run.steps`
         return f"done after step {trainer.progress.step}"
     best, patience = trainer.best, trainer.recipe.run.early_stop
     return (

@@ -169,8 +169,10 @@ class Trainer:
         if not (drops or self.quarantine.is_wanted):
             return verdict
         bad = self.bad_samples.find(step, window.parts)
+        if len(bad) == len(window.samples):
+            return verdict  # it is the parameters: none of the samples is to blame
         self._put_into_quarantine(step, bad)
-        if not drops or not bad or len(bad) == len(window.samples):
+        if not drops or not bad:
             return verdict
         kept = self.loader.without(window, bad)
         again = self._attempt(step, kept.parts, stop_vote=stop_vote)

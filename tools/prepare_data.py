@@ -93,6 +93,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InputError as error:
         print(error, file=sys.stderr)
         return ExitCode.INPUT
+    except OSError as error:
+        print(f"The data cannot be written: {error}. Choose another --output.", file=sys.stderr)
+        return ExitCode.INPUT
     return ExitCode.DONE
 
 

@@ -87,6 +87,8 @@ def largest(values: paddle.Tensor, candidates: paddle.Tensor, count: paddle.Tens
         candidates: 1 where a value may be chosen, 0 elsewhere, of the same shape.
         count: how many, at most the number of candidates; float32 [].
     """
+    # NaN in a label or an image makes the count NaN, which is no place to look up. The loss is NaN all the same.
+    count = paddle.where(paddle.isfinite(count), count, paddle.zeros_like(count))
     ranked = paddle.where(candidates > 0, values, paddle.full_like(values, -1.0))
     in_order = paddle.sort(ranked.flatten(), descending=True)
     smallest = in_order.gather((count - 1.0).clip(min=0.0).astype("int64").reshape([1]))

@@ -102,7 +102,7 @@ def read_quarantine(path: Path, dataset: Dataset) -> tuple[frozenset[int], str]:
         try:
             entry = json.loads(line)
             wanted.add(SampleOrigin(str(entry["file"]), int(entry["line"]), str(entry["excerpt"])))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             message = (
                 f'expected an entry such as {{"file": "train.txt", "line": 12, "excerpt": "…"}}, got {line[:60]!r}'
             )

@@ -134,3 +134,10 @@ def test_nothing_is_read_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(paddle.Tensor, name, forbidden)
     for kind in KINDS:
         loss_of(kind)(maps, **truth)
+
+
+def test_a_label_that_is_not_a_number_makes_the_loss_nan_and_not_an_error() -> None:
+    target = paddle.zeros([1, 4, 4])
+    target[0, 0, 0] = float("nan")
+    loss = balanced_cross_entropy(paddle.zeros([1, 4, 4]), target, paddle.ones([1, 4, 4]), 3.0)
+    assert np.isnan(float(loss))

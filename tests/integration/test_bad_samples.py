@@ -132,3 +132,9 @@ def test_without_a_rollback_left_a_spike_is_skipped(tmp_path: Path) -> None:
     trainer = trained(tmp_path, faults, **values)
     assert_usable(trainer)
     assert (trainer.recovery.rollbacks, trainer.monitor.totals.skips["spike"]) == (1, 3)
+
+
+def test_parameters_that_are_not_finite_put_no_sample_into_quarantine(tmp_path: Path) -> None:
+    faults = [{"step": 3, "kind": "nan_parameter"}]
+    trainer = run(tmp_path, faults, stability__bad_samples="drop", stability__quarantine__after=1)
+    assert trainer.quarantine.left_out == frozenset()
