@@ -466,7 +466,14 @@ def _trainer(cell: Cell, folder: Path) -> Trainer:
         "run.steps": 200,
         **injection.overrides,
     }
-    prepared = prepare(load_recipe(str(recipe), smoke=True, set_values=values), World.single())
+    prepared = prepare(
+        load_recipe(
+            str(recipe),
+            smoke=True,
+            set_values={"stability.bad_samples": "skip", "stability.quarantine.after": None, **values},
+        ),
+        World.single(),
+    )
     if injection.network is not None:
         model = injection.network(prepared.model)
         prepared = replace(prepared, model=model, statistics=RunningStatistics(model))

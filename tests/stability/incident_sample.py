@@ -27,7 +27,14 @@ def open_run(folder: Path, network: Callable[[Any], Any] | None = None, **overri
     """A trainer on made-up data; `network` may change the model. Overrides have `__` for the dot."""
     values = load_recipe(str(RECIPE)).task_class.write_sample_data(folder / "data")
     values |= {"run.output_dir": str(folder / "run"), **{k.replace("__", "."): v for k, v in overrides.items()}}
-    prepared = prepare(load_recipe(str(RECIPE), smoke=True, set_values=values), World.single())
+    prepared = prepare(
+        load_recipe(
+            str(RECIPE),
+            smoke=True,
+            set_values={"stability.bad_samples": "skip", "stability.quarantine.after": None, **values},
+        ),
+        World.single(),
+    )
     if network is not None:
         model = network(prepared.model)
         prepared = replace(prepared, model=model, statistics=RunningStatistics(model))
