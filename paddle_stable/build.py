@@ -89,7 +89,12 @@ def prepare(loaded: LoadedRecipe, world: World) -> Prepared:
     seed_build(recipe.run.seed)
     # Names that Paddle makes up start from zero, whatever was built in this process before.
     with paddle.utils.unique_name.guard():
-        model = task.build_model()
+        try:
+            model = task.build_model()
+        except MemoryError as error:
+            file, line = locate(loaded, "task")
+            words = f"task: the model does not fit into memory ({error}). Make its sizes smaller"
+            raise InputError(f"{loaded.path} does not fit this machine:", [Problem(file, line, words)]) from error
     statistics = RunningStatistics(model)
     apply_groups(model, recipe.optim.groups, loaded.path)
     _check_clip_groups(loaded, model)

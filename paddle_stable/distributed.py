@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +20,8 @@ import paddle.distributed as dist
 from paddle_stable.data.dataset import Array
 from paddle_stable.stability.paddle_private import job_store
 from paddle_stable.stop_signal import StopSignal
+
+_STDERR = 2
 
 
 class PeerLost(Exception):
@@ -44,17 +48,25 @@ class World:
         return World(0, 1)
 
     @staticmethod
-    def from_environment() -> World:
+    def from_environment(timeout: float | None = None) -> World:
         """The processes that `python -m paddle.distributed.launch` has started, connected; alone without it.
 
         Call it after `paddle.set_device`: on the CPU the processes talk through gloo, on a device through its own
         library.
+
+        Args:
+            timeout: seconds after which a process that is still waiting for another one prints where it waits and
+                leaves with 1; None: it waits for ever.
+
+        Raises:
+            PeerLost: when Paddle gives up.
         """
         if int(os.environ.get("PADDLE_TRAINERS_NUM", "1")) < 2:
             return World.single()
         if paddle.get_device() == "cpu":
             os.environ.setdefault("PADDLE_DISTRI_BACKEND", "gloo")  # Paddle's GPU build would choose NCCL
-        dist.init_parallel_env()
+        with _joining(timeout):
+            dist.init_parallel_env()
         return World(dist.get_rank(), dist.get_world_size())
 
     @property
@@ -173,6 +185,23 @@ def let_first_process_leave(stop: StopSignal, seconds: float = 30.0) -> None:
     while stop.received is None and time.monotonic() < give_up:
         time.sleep(0.1)
     stop.stay_deaf()
+
+
+@contextmanager
+def _joining(timeout: float | None) -> Iterator[None]:
+    """Not without a word, and not for ever: one that has ended on another machine will not come.
+
+    Paddle waits in native code that keeps the interpreter's lock, so that no Python thread could speak or act.
+    """
+    print(f"waiting for all {os.environ['PADDLE_TRAINERS_NUM']} processes of this run", file=sys.stderr, flush=True)
+    if timeout is not None:
+        faulthandler.dump_traceback_later(timeout, exit=True, file=_STDERR)
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerLost(f"not all processes of this run have come together: {error}") from error
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from typing import final
 from paddle_stable.errors import ExitCode, InputError, Problem
 from paddle_stable.recipe_layers import apply_layer, parse_overrides, smoke_assignments
 from paddle_stable.recipe_yaml import read_yaml_file
+from paddle_stable.run_folder import refuse_to_overwrite
 from paddle_stable.stop_signal import StopSignal
 from paddle_stable.training_arguments import training_parser
 
@@ -87,11 +88,14 @@ def launch(
         say: where words about restarts go.
 
     Raises:
-        InputError: when the arguments name no run folder to watch.
+        InputError: when the arguments name no run folder to watch, or one with a run in it and nothing to resume.
     """
     if max_restarts < 0:
         raise InputError.single("command line", f"--max-restarts: must be >= 0, got {max_restarts}")
     command = LaunchedCommand.of(arguments)
+    # Here, and not only in the processes: they may be killed before they look, and would then go on with another run.
+    if command.resume is None:
+        refuse_to_overwrite(command.folder, resuming=False)
     given: tuple[str, ...] = tuple(arguments)
     with StopSignal() as stop:
         for restarts_left in range(max_restarts, -1, -1):

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
+import yaml
+
 from paddle_stable.checkpoint import CheckpointStore
 from paddle_stable.checkpoint_folder import read_manifest
 from paddle_stable.data.loader import Position
 from paddle_stable.errors import InputError
 from paddle_stable.progress import Best, Progress
+from paddle_stable.recipe_differences import recipe_differences
 from paddle_stable.stability.monitor import Monitor
 from paddle_stable.trainer import Trainer
 from paddle_stable.training_state import (
@@ -51,6 +54,8 @@ def find_resume_point(resume: str | None, store: CheckpointStore) -> ResumePoint
                 "none of the checkpoints can be used. Move them away to start afresh. " + " ".join(passed_over),
             )
         return ResumePoint(path, read_manifest(path).step if path is not None else None, tuple(passed_over))
+    if not Path(resume).is_dir():
+        raise InputError.single(resume, "there is no such checkpoint folder; --resume auto finds the newest one")
     faults = store.verify(Path(resume))
     if faults:
         raise InputError.single(resume, "is not a usable checkpoint: " + " ".join(faults))
@@ -68,6 +73,7 @@ def restore(trainer: Trainer, path: Path) -> list[str]:
     """
     parts = trainer.store.load(path)
     state = parts.state
+    _refuse_other_task(parts.assets["recipe.yaml"], trainer.recipe.task.target, path)
     _refuse_other_precision(state, trainer, path)
     _refuse_other_metric(state["best"], trainer.best, path)
     _refuse_other_order(state["plan"], trainer.loader.plan_facts(), path)
@@ -90,7 +96,13 @@ def restore(trainer: Trainer, path: Path) -> list[str]:
     trainer.quarantine.load_state(state["quarantine"])
     trainer.loader.leave_out(trainer.quarantine.left_out)
     trainer.loader.skip_to(Position.from_state(state["position"]))
-    return _changes(state, trainer, path)
+    return [*_changed_keys(parts.assets["recipe.yaml"], trainer.recipe_text), *_changes(state, trainer, path)]
+
+
+def _refuse_other_task(saved: str, now: str, path: Path) -> None:
+    target = yaml.safe_load(saved)["task"]["target"]
+    if target != now:
+        raise InputError.single(str(path), f"is a checkpoint of {target}, this recipe trains {now}. Name another one.")
 
 
 def _refuse_other_precision(state: Mapping[str, Any], trainer: Trainer, path: Path) -> None:
@@ -138,6 +150,16 @@ def refuse_other_assets(saved: Mapping[str, str], now: Mapping[str, str], path: 
             "Put them back, or name the saved ones in the recipe where it has a key for them "
             f"(task.vocab={path}/vocab.txt, data.labels={path}/label.txt); or train afresh in another folder.",
         )
+
+
+def _changed_keys(saved: str, now: str) -> list[str]:
+    """Allowed, and often meant; what a forgotten `-o` changes is to be seen all the same."""
+    differences = recipe_differences(saved, now)
+    differences.pop("run.output_dir", None)
+    if not differences:
+        return []
+    shown = ", ".join(f"{key} {before} → {after}" for key, (before, after) in differences.items())
+    return [f"the recipe is not the checkpoint's: {shown}"]
 
 
 def _changes(state: Mapping[str, Any], trainer: Trainer, path: Path) -> list[str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
 
+from paddle_stable.agreement import refuse_disagreement
 from paddle_stable.build import Prepared, build_trainer, prepare, use_device
 from paddle_stable.checkpoint import CheckpointError, CheckpointStore, NonFiniteState
 from paddle_stable.data.workers import SampleError, WorkerDied
@@ -20,12 +21,14 @@ from paddle_stable.errors import Diverged, ExitCode, InputError, StepFailed, Sto
 from paddle_stable.recipe_io import LoadedRecipe, load_recipe
 from paddle_stable.results import conclude, final_advice
 from paddle_stable.resume import ResumePoint, find_resume_point, restore
-from paddle_stable.run_folder import RunFolder, write_exit
+from paddle_stable.run_folder import RunFolder, folder_remarks, refuse_to_overwrite, write_exit
 from paddle_stable.stop_signal import StopSignal
 from paddle_stable.trainer import Trainer
 from paddle_stable.watchdog import LINGER_SECONDS, Heartbeat, Watchdog
 from paddle_stable.writers import RunRecord, Writers
 
+_MISTAKEN_TIMEOUT = 60.0
+"""Seconds in which a process that cannot read its recipe waits for the others, to tell them."""
 _NOT_REMOVED = (
     "Not by removing it: that would be another order of samples, with which no run can go on. An image is left out "
     "with -o data.bad_samples=skip."
@@ -57,9 +60,7 @@ def run_training(request: TrainingRequest) -> ExitCode:
 
 def _run(request: TrainingRequest, stop: StopSignal) -> ExitCode:
     try:
-        loaded = load_recipe(request.config, request.overrides, smoke=request.smoke, trust=request.trust)
-        use_device(loaded.recipe)
-        world = World.from_environment()
+        loaded, world = _join(request)
         say = _speaker(world)
         for line in loaded.advice:
             say(f"advice: {line}")
@@ -70,6 +71,8 @@ def _run(request: TrainingRequest, stop: StopSignal) -> ExitCode:
             for line in prepared.splits.full_check() if prepared.splits.full_check else ():
                 say(f"data: {line}")
             say(describe(prepared, world))
+            for line in folder_remarks(Path(loaded.recipe.run.output_dir)):
+                say(line)
             return ExitCode.DONE
         return _train(request, prepared, world, stop)
     except InputError as error:
@@ -78,6 +81,21 @@ def _run(request: TrainingRequest, stop: StopSignal) -> ExitCode:
     except PeerLost as error:
         print(error, file=sys.stderr, flush=True)
         return ExitCode.ERROR
+
+
+def _join(request: TrainingRequest) -> tuple[LoadedRecipe, World]:
+    """The recipe, and the other processes. A mistake on one machine is told to the others, which would wait for it."""
+    failure, loaded = None, None
+    try:
+        loaded = load_recipe(request.config, request.overrides, smoke=request.smoke, trust=request.trust)
+        use_device(loaded.recipe)
+    except InputError as error:
+        failure = error
+    world = World.from_environment(_MISTAKEN_TIMEOUT if loaded is None else loaded.recipe.run.hang_timeout)
+    failed_elsewhere = world.agree_max(int(failure is not None))
+    if loaded is None or failure is not None or failed_elsewhere:
+        raise failure or InputError("Another process of this run has found a mistake in the recipe; it says which.", [])
+    return loaded, world
 
 
 def _prepare(loaded: LoadedRecipe, world: World) -> Prepared:
@@ -90,6 +108,7 @@ def _prepare(loaded: LoadedRecipe, world: World) -> Prepared:
     failed_elsewhere = world.agree_max(int(failure is not None))
     if prepared is None or failed_elsewhere:
         raise failure or InputError("Another process of this run has found a mistake; it says which.", [])
+    refuse_disagreement(prepared, world)
     return prepared
 
 
@@ -110,6 +129,8 @@ def _train(request: TrainingRequest, prepared: Prepared, world: World, stop: Sto
         except OSError as error:
             reason = f"The run folder cannot be written: {error}. Checkpoints are as they were. Is the disk full?"
             end = End(ExitCode.ERROR, _with_save(reason, trainer))
+        except CheckpointError as error:
+            end = End(ExitCode.ERROR, str(error))
         except Exception as error:
             reason = _with_save(f"{type(error).__name__}: {error}", trainer)
             _say_end(folder, End(ExitCode.ERROR, reason), trainer)
@@ -150,10 +171,12 @@ def _claim(folder: Path, resume: str | None, prepared: Prepared, world: World, s
                 resume, CheckpointStore(held.checkpoints, keep_last=prepared.recipe.run.keep_last)
             )
             if start.path is None:
-                held.refuse_to_overwrite(resuming=resume is not None)
-            held.forget_last_end()
+                refuse_to_overwrite(folder, resuming=resume is not None)
+            held.begin()
         except InputError as error:
             failure = error
+        except CheckpointError as error:
+            failure = InputError.single(str(folder), str(error))
     if world.agree_max(int(failure is not None)):
         raise failure or InputError("Rank 0 could not take the run folder; it says why.", [])
     step = world.agree_max(start.step or 0)
@@ -219,7 +242,7 @@ def _fit(trainer: Trainer, folder: Path, stop: StopSignal) -> End:
         trainer.writers.note(f"advice: {line}")
     why = trainer.recovery.diverging_at_the_end()
     if why is not None:
-        kept = f"The results are those of the best checkpoint, {trainer.store.best() if trainer.world.is_main else ''}."
+        kept = "The results above say which checkpoint they are of."
         return End(ExitCode.DIVERGED, f"All steps are done, but training has diverged: {why}. {kept}")
     reason = _done(trainer)
     if trainer.progress.step < trainer.schedule.total:

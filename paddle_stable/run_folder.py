@@ -11,10 +11,49 @@ import time
 from pathlib import Path
 from typing import IO, final
 
-from paddle_stable.errors import ExitCode, InputError
+from paddle_stable.errors import ExitCode, InputError, Problem
 
-_FILES = ("metrics.jsonl", "run.log", "results.json", "exit.json", "quarantine.jsonl")
+_FILES = ("metrics.jsonl", "vdlrecords.run.log", "run.log", "results.json", "exit.json", "quarantine.jsonl")
 """What a run writes beside its checkpoints and incidents."""
+_FOLDERS = ("checkpoints", "incidents")
+
+
+def refuse_to_overwrite(folder: Path, *, resuming: bool) -> None:
+    """Raise InputError when a fresh start would destroy something: checkpoints, or metrics nobody asked to resume.
+
+    A run that was killed before its first checkpoint has metrics and an empty folder for checkpoints: `--resume auto`
+    starts it again. One without that folder has lost its checkpoints, and its records are all that is left of it.
+    """
+    checkpoints, has_metrics = folder / "checkpoints", (folder / "metrics.jsonl").exists()
+    has_checkpoints = any(checkpoints.glob("step-*"))
+    if resuming and has_metrics and (not checkpoints.is_dir() or (checkpoints / "best.json").exists()):
+        raise InputError.single(
+            str(folder),
+            "there are records of a run, but its checkpoints are gone from checkpoints/: there is nothing to go on "
+            f"from. Put them back, or start afresh beside it: -o run.output_dir={folder}-2",
+        )
+    if has_checkpoints or (has_metrics and not resuming):
+        raise InputError.single(
+            str(folder),
+            "there is a run in this folder already. Go on with it: --resume auto; or start another one beside it: "
+            f"-o run.output_dir={folder}-2",
+        )
+
+
+def folder_remarks(folder: Path) -> list[str]:
+    """What `--check` says of a run folder, without making or holding it.
+
+    Raises:
+        InputError: when a run could not be written there.
+    """
+    if problems := _in_the_way(folder):
+        raise InputError(f"The run folder {folder} cannot be used:", problems)
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise InputError.single(str(folder), f"run.output_dir cannot be written: {existing} is no folder, or read-only")
+    if (folder / "metrics.jsonl").exists():
+        return [f"note: there is a run in {folder} already: --resume auto goes on with it"]
+    return []
 
 
 @final
@@ -33,12 +72,10 @@ class RunFolder:
             self._lock: IO[str] = (path / "run.lock").open("a+", encoding="utf8")
         except OSError as error:
             raise InputError.single(str(path), f"run.output_dir cannot be written: {error.strerror}") from error
-        blocked = [name for name in _FILES if (path / name).is_dir()]
+        blocked = _in_the_way(path)
         if blocked:
             self._lock.close()
-            raise InputError.single(
-                str(path), f"expected files and found folders: {', '.join(blocked)}. Move them away"
-            )
+            raise InputError(f"The run folder {path} cannot be used:", blocked)
         try:
             # A POSIX lock, because forked loader workers do not inherit it: an orphan must not hold the folder.
             fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -53,26 +90,39 @@ class RunFolder:
         """Where checkpoints are."""
         return self.path / "checkpoints"
 
-    def refuse_to_overwrite(self, *, resuming: bool) -> None:
-        """Raise InputError when a fresh start would destroy something: checkpoints, or metrics nobody asked to resume.
+    def begin(self) -> None:
+        """Make room for checkpoints, and remove `exit.json` of the run before: until this one ends, it says nothing.
 
-        A run that was killed before its first checkpoint has metrics only: `--resume auto` starts it again.
+        Raises:
+            InputError: when the folder cannot be written.
         """
-        has_checkpoints = any(self.checkpoints.glob("step-*"))
-        if has_checkpoints or ((self.path / "metrics.jsonl").exists() and not resuming):
-            raise InputError.single(
-                str(self.path),
-                "there is a run in this folder already. Go on with it: --resume auto; or start another one beside it: "
-                f"-o run.output_dir={self.path}-2",
-            )
-
-    def forget_last_end(self) -> None:
-        """Remove `exit.json` of the run before: until this one ends, there is nothing to say."""
-        (self.path / "exit.json").unlink(missing_ok=True)
+        try:
+            self.checkpoints.mkdir(exist_ok=True)
+            (self.path / "exit.json").unlink(missing_ok=True)
+        except OSError as error:
+            raise InputError.single(str(error.filename), f"cannot be written: {error.strerror}") from error
 
     def close(self) -> None:
         """Let another process have the folder."""
         self._lock.close()
+
+
+def _in_the_way(folder: Path) -> list[Problem]:
+    """What would stop the run at the moment in which it is first needed."""
+    problems = []
+    for name in _FILES:
+        path = folder / name
+        if path.is_dir():
+            problems.append(Problem(str(path), 0, "must be a file, found a folder. Move it away"))
+        elif path.exists() and not os.access(path, os.R_OK | os.W_OK):
+            problems.append(Problem(str(path), 0, "cannot be read and written. Change its permissions"))
+    for name in _FOLDERS:
+        path = folder / name
+        if path.exists() and not path.is_dir():
+            problems.append(Problem(str(path), 0, "must be a folder, found a file. Move it away"))
+        elif path.exists() and not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+            problems.append(Problem(str(path), 0, "cannot be read and written. Change its permissions"))
+    return problems
 
 
 def write_exit(folder: Path, code: ExitCode, reason: str, *, step: int, retry: bool = False) -> None:

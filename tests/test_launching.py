@@ -96,6 +96,15 @@ def test_an_end_from_before_is_not_this_runs(recipe: Path) -> None:
     assert launched(recipe, [KILLED, DONE])[0] == 0
 
 
+@pytest.mark.parametrize("left", ["metrics.jsonl", "checkpoints/step-000010"])
+def test_another_run_in_the_folder_is_not_gone_on_with(recipe: Path, left: str) -> None:
+    """Processes that are killed before they look into the folder would be started again with --resume auto."""
+    (recipe.parent / "run" / left).mkdir(parents=True)
+    with pytest.raises(InputError, match="there is a run in this folder already"):
+        launched(recipe, [KILLED, DONE])
+    assert launched(recipe, [KILLED, DONE], "--resume", "auto")[0] == 0
+
+
 @pytest.mark.parametrize(("own", "expected"), [(False, "runs/other/step-000010"), (True, "auto")])
 def test_a_run_that_began_with_a_checkpoint_begins_there_until_it_has_its_own(
     recipe: Path, own: bool, expected: str

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from paddle_stable import run
+from paddle_stable.distributed import World
 from paddle_stable.errors import ExitCode, InputError
 from paddle_stable.run import TrainingRequest, run_training
 from tests.integration.conftest import RECIPE, Train, sample_values
@@ -108,8 +109,8 @@ def test_a_full_disk_outside_a_checkpoint_ends_the_run_in_a_clear_line(tmp_path:
 def checked(monkeypatch: pytest.MonkeyPatch, full_check: Callable[[], Sequence[str]] | None) -> ExitCode:
     """What `--check` answers for data with such a check."""
     splits = SimpleNamespace(warnings=(), full_check=full_check)
-    monkeypatch.setattr(run, "load_recipe", lambda *_, **__: SimpleNamespace(recipe=None, advice=()))
-    monkeypatch.setattr(run, "use_device", lambda _: None)
+    recipe = SimpleNamespace(run=SimpleNamespace(output_dir="nowhere-yet"))
+    monkeypatch.setattr(run, "_join", lambda _: (SimpleNamespace(recipe=recipe, advice=()), World.single()))
     monkeypatch.setattr(run, "prepare", lambda *_: SimpleNamespace(splits=splits))
     monkeypatch.setattr(run, "describe", lambda *_: "described")
     return run_training(TrainingRequest(config="x.yaml", check=True))

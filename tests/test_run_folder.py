@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paddle_stable.errors import ExitCode, InputError
-from paddle_stable.run_folder import RunFolder, write_exit
+from paddle_stable.run_folder import RunFolder, folder_remarks, refuse_to_overwrite, write_exit
 
 ROOT = Path(__file__).parents[1]
 
@@ -29,27 +29,49 @@ def test_a_second_run_in_the_same_folder_is_refused_until_the_first_is_done(tmp_
 
 @pytest.mark.parametrize(("left", "resuming"), [("metrics.jsonl", False), ("checkpoints/step-000010", True)])
 def test_an_earlier_run_is_not_overwritten(tmp_path: Path, left: str, resuming: bool) -> None:
-    folder = RunFolder(tmp_path)
-    folder.refuse_to_overwrite(resuming=resuming)
+    refuse_to_overwrite(tmp_path, resuming=resuming)
     (tmp_path / left).mkdir(parents=True)
     with pytest.raises(InputError, match="--resume auto"):
-        folder.refuse_to_overwrite(resuming=resuming)
-    folder.close()
+        refuse_to_overwrite(tmp_path, resuming=resuming)
 
 
 def test_a_run_killed_before_its_first_checkpoint_can_be_started_again(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
+    folder.begin()
     (tmp_path / "metrics.jsonl").touch()
-    folder.refuse_to_overwrite(resuming=True)
+    refuse_to_overwrite(tmp_path, resuming=True)
     folder.close()
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "run.log", "results.json", "exit.json", "quarantine.jsonl"])
-def test_a_folder_in_the_place_of_a_file_is_an_input_error(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).mkdir()
-    with pytest.raises(InputError, match=f"expected files and found folders: {name}"):
+@pytest.mark.parametrize("left", [None, "checkpoints/best.json"])
+def test_records_whose_checkpoints_are_gone_are_not_cut_away(tmp_path: Path, left: str | None) -> None:
+    (tmp_path / "metrics.jsonl").touch()
+    if left is not None:
+        (tmp_path / "checkpoints").mkdir()
+        (tmp_path / left).touch()
+    with pytest.raises(InputError, match="checkpoints are gone"):
+        refuse_to_overwrite(tmp_path, resuming=True)
+
+
+FILES = ["metrics.jsonl", "vdlrecords.run.log", "run.log", "results.json", "exit.json", "quarantine.jsonl"]
+
+
+def test_what_is_in_the_way_is_said_at_once(tmp_path: Path) -> None:
+    for name in FILES:
+        (tmp_path / name).mkdir()
+    for name in ("checkpoints", "incidents"):
+        (tmp_path / name).touch()
+    with pytest.raises(InputError) as caught:
         RunFolder(tmp_path)
-    (tmp_path / name).rmdir()
+    assert [(problem.file, problem.message) for problem in caught.value.problems] == [
+        *((str(tmp_path / name), "must be a file, found a folder. Move it away") for name in FILES),
+        (str(tmp_path / "checkpoints"), "must be a folder, found a file. Move it away"),
+        (str(tmp_path / "incidents"), "must be a folder, found a file. Move it away"),
+    ]
+    for name in FILES:
+        (tmp_path / name).rmdir()
+    for name in ("checkpoints", "incidents"):
+        (tmp_path / name).unlink()
     RunFolder(tmp_path).close()
 
 
@@ -71,6 +93,19 @@ def test_the_first_process_to_speak_is_heard_until_a_run_begins_anew(tmp_path: P
     assert json.loads((tmp_path / "exit.json").read_text())["reason"] == "the cause"
     assert not list(tmp_path.glob(".exit.json.*"))
     folder = RunFolder(tmp_path)
-    folder.forget_last_end()
+    folder.begin()
     assert not (tmp_path / "exit.json").exists()
     folder.close()
+
+
+def test_a_check_says_what_a_run_would_meet_and_makes_nothing(tmp_path: Path) -> None:
+    assert folder_remarks(tmp_path / "new" / "run") == []
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"run\.output_dir cannot be written: .*file is no folder"):
+        folder_remarks(tmp_path / "file" / "run")
+    (tmp_path / "metrics.jsonl").touch()
+    assert ["--resume auto" in line for line in folder_remarks(tmp_path)] == [True]
+    (tmp_path / "checkpoints").touch()
+    with pytest.raises(InputError, match="must be a folder"):
+        folder_remarks(tmp_path)

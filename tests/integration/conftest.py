@@ -45,7 +45,8 @@ def open_trainer(folder: Path, values: dict[str, Any], *, resume: str | None = N
     trainer = build_trainer(prepared, world, folder=run)
     if start.path is not None:
         restore(trainer, start.path)
-    trainer.writers = RunRecord.open(run, prepared.total_steps, start.step)
+    recorded = start.step if resume is None or start.path is not None else 0
+    trainer.writers = RunRecord.open(run, prepared.total_steps, recorded)
     return trainer
 
 

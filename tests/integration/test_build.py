@@ -82,3 +82,8 @@ def test_the_dry_run_says_what_would_run_and_leaves_the_model_alone(tmp_path: Pa
     assert "MiB a process" in text
     assert all((p.numpy() == b).all() for p, b in zip(ready.model.parameters(), before, strict=True))
     assert not any(layer._forward_post_hooks for layer in ready.model.sublayers())
+
+
+def test_a_model_beyond_all_memory_is_an_input_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="task: the model does not fit into memory"):
+        prepared(tmp_path, task__hidden=4_000_000)

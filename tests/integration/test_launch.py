@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -166,6 +168,61 @@ def test_two_nodes_train_like_two_processes_on_one_and_all_roll_back_whichever_m
     assert final_digest(runs["nodes"]) == final_digest(runs["one"])
     assert curve(runs["nodes"]) == curve(runs["one"])
     assert ("stability/rollbacks", 40, 1.0) in curve(runs["nodes"])
+
+
+def nodes(train: Train, folder: Path, *different: str) -> list[subprocess.CompletedProcess[str]]:
+    """Two launchers as on two machines, the second one's training with these arguments besides."""
+    port = _free_port()
+    processes = []
+    for rank in (0, 1):
+        command = train.command(ranks=2, **STEPS)
+        place = command.index("--nproc_per_node")
+        command[place + 1] = "1"
+        command[place:place] = ["--nnodes", "2", "--master", f"127.0.0.1:{port}", "--rank", str(rank)]
+        command[command.index("--log_dir") + 1] = str(folder / f"log-{rank}")
+        # The last of several -o for a key counts, so that they have to stand behind those of the run.
+        command += [argument for argument in different if rank]
+        processes.append(
+            subprocess.Popen(
+                command, env=train.environment, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            )
+        )
+    said = [process.communicate(timeout=300)[0] for process in processes]
+    return [subprocess.CompletedProcess([], p.returncode, out) for p, out in zip(processes, said, strict=True)]
+
+
+def test_two_machines_with_different_recipes_do_not_train(train: Train, tmp_path: Path) -> None:
+    for node in nodes(train, tmp_path, "-o", "optim.lr=0.125"):
+        assert node.returncode == 2, node.stdout
+        assert "The processes of this run do not train the same" in node.stdout
+        assert re.search(r"rank 1  optim\.lr: must be the same .* rank 1 has 0\.125", node.stdout)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_mistake_in_the_recipe_of_one_machine_ends_the_run_on_both(train: Train, tmp_path: Path) -> None:
+    first, second = nodes(train, tmp_path, "-o", "optim.lr=-1")
+    assert [first.returncode, second.returncode] == [2, 2], first.stdout + second.stdout
+    assert "Another process of this run has found a mistake in the recipe; it says which" in first.stdout
+    assert "optim.lr: must be > 0, got -1" in second.stdout
+
+
+def test_a_process_whose_peer_never_comes_says_for_whom_it_waits_and_leaves(tmp_path: Path) -> None:
+    """As when a machine's processes are killed while they start; Paddle itself would wait for ever."""
+    code = "from paddle_stable.distributed import World; World.from_environment(timeout=3.0)"
+    place = {
+        "PADDLE_TRAINERS_NUM": "2",
+        "PADDLE_TRAINER_ID": "0",
+        "PADDLE_MASTER": f"127.0.0.1:{_free_port()}",
+        "PADDLE_TRAINER_ENDPOINTS": "127.0.0.1:1,127.0.0.1:2",
+        "PADDLE_CURRENT_ENDPOINT": "127.0.0.1:1",
+        "PYTHONPATH": str(ROOT),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **place}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "waiting for all 2 processes of this run" in done.stderr
+    assert "in init_parallel_env" in done.stderr
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from paddle_stable.checkpoint import CheckpointStore
 from paddle_stable.data.dataset import Batch
 from paddle_stable.data.loader import Position
 from paddle_stable.errors import InputError, Stopped
-from paddle_stable.resume import restore
+from paddle_stable.resume import find_resume_point, restore
 from paddle_stable.stability.faults import Faults
 from paddle_stable.stop_signal import StopSignal
 from paddle_stable.trainer import Trainer
@@ -60,12 +61,13 @@ class StopsAt:
         self._faults.spoil_gradients(step, model)
 
 
-def stop_at(trainer: Trainer, step: int) -> None:
-    """Train until a signal arrives in `step`; the run stops after the step behind it."""
+def stop_at(trainer: Trainer, step: int) -> str:
+    """Train until a signal arrives in `step`; the run stops after the step behind it. Returns what it says."""
     trainer.faults = StopsAt(trainer.faults, step)  # type: ignore[assignment]
-    with StopSignal() as stop, pytest.raises(Stopped):
+    with StopSignal() as stop, pytest.raises(Stopped) as stopped:
         trainer.fit(stop)
     trainer.writers.close()
+    return str(stopped.value)
 
 
 def finish(trainer: Trainer) -> None:
@@ -182,3 +184,35 @@ def test_another_metric_for_the_best_is_refused(tmp_path: Path) -> None:
     stop_at(open_trainer(tmp_path, {**data, **PLAIN}), 2)
     with pytest.raises(InputError, match=r"chosen by run\.best_metric=mse"):
         open_trainer(tmp_path, {**data, **PLAIN, "run.best_metric": "mae"}, resume="auto")
+
+
+def test_a_changed_recipe_is_gone_on_with_and_named(tmp_path: Path) -> None:
+    data = sample_values(tmp_path)
+    stop_at(open_trainer(tmp_path, {**data, **PLAIN}), 2)
+    newest, _ = CheckpointStore(tmp_path / "run" / "checkpoints", keep_last=2).newest_valid()
+    assert newest is not None
+    trainer = open_trainer(tmp_path, {**data, **PLAIN, "optim.lr": 0.125}, resume="auto")
+    (remark,) = restore(trainer, newest)
+    trainer.writers.close()
+    assert re.fullmatch(r"the recipe is not the checkpoint's: optim\.lr \S+ → 0\.125", remark)
+
+
+def test_a_checkpoint_of_another_task_is_refused(tmp_path: Path) -> None:
+    data = sample_values(tmp_path)
+    stop_at(open_trainer(tmp_path, {**data, **PLAIN}), 2)
+    trainer = open_trainer(tmp_path / "other", {**data, **PLAIN})
+    trainer.recipe = trainer.recipe.model_copy(
+        update={
+            "task": trainer.recipe.task.model_copy(update={"target": "paddle_stable.tasks.ernie.ErnieClassification"})
+        }
+    )
+    newest, _ = CheckpointStore(tmp_path / "run" / "checkpoints", keep_last=2).newest_valid()
+    assert newest is not None
+    with pytest.raises(InputError, match=r"is a checkpoint of paddle_stable\.tasks\.lstm\S+, this recipe trains"):
+        restore(trainer, newest)
+    trainer.writers.close()
+
+
+def test_a_mistyped_checkpoint_is_told_from_a_damaged_one(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such checkpoint folder; --resume auto"):
+        find_resume_point("Auto", CheckpointStore(tmp_path, keep_last=2))

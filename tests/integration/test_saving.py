@@ -159,8 +159,7 @@ def test_no_end_leaves_a_save_behind(end: str, tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_save_that_fails_ends_all_processes(train: Train, tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "checkpoints").write_text("not a folder")
+    (tmp_path / "run" / "checkpoints" / ".lock").mkdir(parents=True)  # where a save expects a file
     done = train(run__steps=20, run__eval_every=5, ranks=2)
     assert done.returncode != 0  # the launcher passes 1 on when both leave soon enough after each other
     end = json.loads((tmp_path / "run" / "exit.json").read_text(encoding="utf8"))
