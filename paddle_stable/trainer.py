@@ -107,10 +107,7 @@ class Trainer:
             if improved or (evaluated if run.save_every is None else self._due(run.save_every)):
                 self._save_or_go_back(is_best=improved)
             if report.verdict.stop_requested:
-                if not self._save_or_go_back(is_best=False):
-                    self.save(is_best=False)
-                self.finish_saving()
-                raise Stopped(f"stopped by a signal after step {self.progress.step}; checkpoint saved")
+                raise Stopped(self._save_for_a_stop())
 
     def train_step(self, windows: Iterator[Window], *, stop_vote: bool = False) -> StepReport:
         """Run one optimizer step over the next window and say what it did."""
@@ -318,6 +315,20 @@ class Trainer:
             self._go_back(str(error))
             return False
         return True
+
+    def _save_for_a_stop(self) -> str:
+        """Save where a signal ends the run. Returns what to say of it."""
+        stopped = f"stopped by a signal after step {self.progress.step}"
+        try:
+            self.save(is_best=False)
+        except NonFiniteState as error:
+            # Going back here would be a step at which the uninterrupted run does not: it is done again instead.
+            self.finish_saving()
+            return (
+                f"{stopped}; {error}. From the checkpoint before (or the beginning) the run will be as without the stop"
+            )
+        self.finish_saving()
+        return f"{stopped}; checkpoint saved"
 
     def _go_back(self, why: str) -> None:
         """Roll back to the last good state.

@@ -140,14 +140,22 @@ def test_a_save_that_meets_a_parameter_that_is_not_finite_leads_back_too(tmp_pat
     assert_usable(trainer)
 
 
-def test_a_signal_in_a_state_that_is_not_finite_still_leaves_a_checkpoint(tmp_path: Path) -> None:
-    values = {**sample_values(tmp_path), **RUN, "stability.max_consecutive_skips": 20}
-    trainer = open_trainer(tmp_path, {**values, "faults": [{"step": 18, "kind": "nan_parameter"}]})
-    stop_at(trainer, 19)
-    newest, passed_over = trainer.store.newest_valid()
-    assert newest is not None
-    assert newest.name == "step-000020"
-    assert not passed_over
+@pytest.mark.parametrize("first_save", [10, 40], ids=["from a checkpoint", "from the beginning"])
+def test_a_signal_in_a_state_that_is_not_finite_changes_nothing_of_the_run(first_save: int, tmp_path: Path) -> None:
+    """Such a state cannot be saved, and to go back at the signal would be earlier than without it."""
+    values = {**sample_values(tmp_path), **RUN, "run.steps": 40, "run.eval_every": first_save}
+    values |= {"faults": [{"step": 18, "kind": "nan_parameter"}]}
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    finish(open_trainer(whole, values))
+    stopped = open_trainer(broken, values)
+    assert "are not saved" in stop_at(stopped, 18)
+    kept = [path.name for path in (broken / "run" / "checkpoints").glob("step-*")]
+    assert kept == ["step-000010"] * (first_save == 10)
+    resumed = open_trainer(broken, values, resume="auto")
+    finish(resumed)
+    assert resumed.recovery.rollbacks == 1
+    assert final_digest(broken / "run") == final_digest(whole / "run")
+    assert curve(broken / "run") == curve(whole / "run")
 
 
 def test_a_rollback_is_explained(tmp_path: Path) -> None:
