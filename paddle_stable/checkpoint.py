@@ -172,7 +172,8 @@ class CheckpointStore:
         parts, problems = read_folder(path, verify=verify)
         if parts is None:
             raise CheckpointError(
-                f"{path} is not a usable checkpoint: {'; '.join(problems)}. Use an earlier one, or --resume auto."
+                f"{path} is not a usable checkpoint: {'; '.join(problems)}. Use another one: --resume auto "
+                "and --newest find it."
             )
         return parts
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from paddle_stable.checkpoint import CheckpointError
 from paddle_stable.stability.advice import NaiveComparison, advice
 from paddle_stable.trainer import Trainer
 from paddle_stable.training_state import load_model_arrays
@@ -17,9 +18,7 @@ def conclude(trainer: Trainer, folder: Path) -> dict[str, Any]:
 
     Every process takes part in the evaluation; rank 0 writes. The trainer's model holds the best weights afterwards.
     """
-    best = trainer.store.best()
-    if best is not None:
-        load_model_arrays(trainer.model, trainer.store.load(best).model)
+    best = _load_best(trainer)
     name, split = ("test", trainer.splits.test) if trainer.splits.test is not None else ("dev", trainer.splits.dev)
     evaluation = trainer.evaluate(split)
     facts = dict(trainer.splits.facts or {})
@@ -49,6 +48,28 @@ def conclude(trainer: Trainer, folder: Path) -> dict[str, Any]:
         hyper_parameters(trainer), {f"{name}/{k}": v for k, v in evaluation.metrics.items()}
     )
     return results
+
+
+def _load_best(trainer: Trainer) -> Path | None:
+    """Put the best weights into the model, or leave the last ones there when no process or not every one can read them.
+
+    Returns:
+        The best checkpoint; None when the last weights are what will be evaluated.
+    """
+    best, problem = trainer.store.best(), ""
+    try:
+        model = trainer.store.load(best).model if best is not None else None
+    except CheckpointError as error:
+        model, problem = None, str(error)
+    # A disk that is damaged must not keep a run of a week from its end.
+    if trainer.world.agree_max(int(bool(problem))):
+        trainer.writers.note(
+            f"The best checkpoint cannot be used, the results are those of the last weights. {problem or best}"
+        )
+        return None
+    if model is not None:
+        load_model_arrays(trainer.model, model)
+    return best
 
 
 def hyper_parameters(trainer: Trainer) -> dict[str, float | int | str]:

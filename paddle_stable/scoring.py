@@ -78,6 +78,10 @@ def find_checkpoint(run: Path, *, newest: bool) -> tuple[CheckpointStore, Path]:
     store = CheckpointStore(run / "checkpoints", keep_last=1)
     path = store.newest_valid()[0] if newest else store.best()
     if path is None:
-        kind = "newest valid" if newest else "best"
-        raise InputError.single(str(run), f"there is no {kind} checkpoint in checkpoints/; name one's folder")
+        if not store.folder.is_dir():
+            raise InputError.single(
+                str(run), "must be a run's folder, with checkpoints/ in it, or that of a checkpoint"
+            )
+        kind, way_out = ("newest valid", "name one's folder") if newest else ("best", "--newest, or name one's folder")
+        raise InputError.single(str(run), f"there is no {kind} checkpoint in checkpoints/: {way_out}")
     return store, path

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from paddle_stable.checkpoint import CheckpointStore
 from paddle_stable.errors import ExitCode
 from paddle_stable.evaluation import evaluate
 from paddle_stable.results import conclude, final_advice
@@ -57,6 +58,42 @@ def test_resuming_a_finished_run_trains_nothing_and_says_the_same(finished: Path
     before = (finished / "run" / "results.json").read_text(encoding="utf8")
     assert run_training(request(finished, resume="auto")) is ExitCode.DONE
     assert (finished / "run" / "results.json").read_text(encoding="utf8") == before
+
+
+def test_a_damaged_best_checkpoint_does_not_keep_a_run_from_its_end(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished / "run", run)
+    worse = ['faults=[{"step": 26, "steps": 5, "kind": "grow_weights"}]', "stability.recovery.max_rollbacks=0"]
+    overrides = (*request(finished).overrides, f"run.output_dir={run}", "run.steps=30", *worse)
+    again = TrainingRequest(str(RECIPE), overrides, smoke=True, resume="auto")
+    assert run_training(again) is ExitCode.DONE
+    best = CheckpointStore(run / "checkpoints", keep_last=1).best()
+    assert best is not None
+    assert best.name != "step-000030"
+    weights = bytearray((best / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (best / "model.safetensors").write_bytes(weights)
+    assert run_training(again) is ExitCode.DONE
+    assert json.loads((run / "results.json").read_text(encoding="utf8"))["checkpoint"] is None
+    said = (run / "run.log").read_text(encoding="utf8")
+    assert "The best checkpoint cannot be used, the results are those of the last weights." in said
+    assert f"{best} is not a usable checkpoint" in said
+    capsys.readouterr()
+    assert score(ScoringRequest(run)) is ExitCode.INPUT
+    assert "--newest" in capsys.readouterr().err
+    assert score(ScoringRequest(run, newest=True)) is ExitCode.DONE
+
+
+def test_what_is_no_run_is_told_from_a_run_without_checkpoints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert score(ScoringRequest(tmp_path / "nope")) is ExitCode.INPUT
+    assert "must be a run's folder" in capsys.readouterr().err
+    (tmp_path / "checkpoints").mkdir()
+    assert score(ScoringRequest(tmp_path)) is ExitCode.INPUT
+    assert "there is no best checkpoint in checkpoints/: --newest" in capsys.readouterr().err
 
 
 def test_mistakes_are_printed_and_end_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
