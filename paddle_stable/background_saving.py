@@ -8,6 +8,7 @@ the memory of one more state, from its first save to its end.
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass
 from typing import final
 
@@ -103,6 +104,8 @@ class BackgroundSaving:
         return self._thread is not None and self._thread.is_alive()
 
     def _write(self, save: _Save, parts: CheckpointParts) -> None:
+        # Whoever starts a thread waits until it lets go of the interpreter, which it would keep for five milliseconds.
+        time.sleep(0.001)
         try:
             self._store.save(save.step, parts, best=save.best)
         except Exception as error:  # noqa: BLE001 - whatever it is, `finish` raises it where it is heard

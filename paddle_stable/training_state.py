@@ -230,28 +230,26 @@ def _optimizer_tensors(optimizer: paddle.optimizer.AdamW, model: paddle.nn.Layer
 
 
 def _copies(tensors: Mapping[str, paddle.Tensor], memory: HostMemory | None) -> dict[str, Array]:
-    copies = {}
-    for name, tensor in tensors.items():
-        array, is_live = _seen_from_host(tensor)
-        copies[name] = _copy(array, memory) if is_live else array
-    return copies
+    return {name: _copy(_seen_from_host(tensor), memory) for name, tensor in tensors.items()}
 
 
 def _copy(array: Array, memory: HostMemory | None) -> Array:
-    copy = np.empty(array.shape, array.dtype) if memory is None else memory.take(array.shape, array.dtype)
+    if memory is None or array.size < _LARGE:
+        return array.copy()
+    copy = memory.take(array.shape, array.dtype)
     np.copyto(copy, array)
     return copy
 
 
-def _seen_from_host(tensor: paddle.Tensor) -> tuple[Array, bool]:
-    """The values of a tensor, and whether they are its own memory, which training will change."""
+def _seen_from_host(tensor: paddle.Tensor) -> Array:
+    """The values of a tensor, which may be its own memory: training will change them. In `save` every call counts."""
     if math.prod(tensor.shape) >= _LARGE and tensor.place.is_cpu_place() and tensor.dtype != paddle.bfloat16:
-        return np.from_dlpack(tensor.detach()), True
+        seen: Array = np.from_dlpack(tensor.detach())  # `numpy()` would copy, and the copy be copied once more
+        return seen
     array: Array = tensor.numpy()
-    if tensor.dtype == paddle.bfloat16:
-        array = array.view(ml_dtypes.bfloat16)  # Paddle hands it out as uint16, which numpy has for an integer
-    # Today's `numpy()` copies, but nothing promises it.
-    return array, bool(array.size) and array.ctypes.data == tensor.data_ptr()
+    if array.dtype == np.uint16 and tensor.dtype == paddle.bfloat16:
+        return array.view(ml_dtypes.bfloat16)  # Paddle hands it out as uint16, which numpy has for an integer
+    return array
 
 
 def _copy_in(tensors: Mapping[str, paddle.Tensor], arrays: Mapping[str, Array]) -> None:
