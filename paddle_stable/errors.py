@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeVar, final
 
+SHOWN_PROBLEMS = 50
+"""That many mistakes are shown of a data file; the others are counted."""
 _Value = TypeVar("_Value")
 
 
@@ -73,6 +76,15 @@ class Stopped(Exception):
 @final
 class StepFailed(Exception):
     """An operation of the forward or backward pass raised; the message names the samples that were in it."""
+
+
+def capped(problems: Sequence[Problem], limit: int = SHOWN_PROBLEMS) -> list[Problem]:
+    """The first problems, and one line that counts the rest by file."""
+    if len(problems) <= limit:
+        return list(problems)
+    rest = Counter(problem.file for problem in problems[limit:])
+    counts = ", ".join(f"{count} in {file}" for file, count in rest.items())
+    return [*problems[:limit], Problem("…", 0, f"and {len(problems) - limit} more: {counts}.")]
 
 
 def attempt(problems: list[Problem], read: Callable[[], _Value]) -> _Value | None:

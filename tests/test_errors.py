@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from paddle_stable.errors import ExitCode, InputError, Problem
+import pytest
+
+from paddle_stable.errors import ExitCode, InputError, Problem, capped
 
 
 def test_a_problem_says_where_and_what() -> None:
@@ -20,3 +22,9 @@ def test_exit_codes_are_those_of_the_readme() -> None:
     assert {code.name: int(code) for code in ExitCode} == {
         "DONE": 0, "ERROR": 1, "INPUT": 2, "DIVERGED": 3, "HANG": 4, "STOPPED": 75,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_few_problems_are_all_shown(count: int) -> None:
+    problems = [Problem("x", line, "bad") for line in range(count)]
+    assert capped(problems, limit=3) == problems

@@ -8,6 +8,7 @@ python tools/prepare_data.py text_images    # data/text_images: rendered images 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -52,9 +53,9 @@ def series(options: argparse.Namespace) -> None:
 def add_text_images(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], None]:
     """Options of `text_images`."""
     parser.add_argument("--output", type=Path, default=Path("data/text_images"), help="folder to write (%(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="another seed, other images (%(default)s)")
+    parser.add_argument("--seed", type=_seed, default=1, help="another seed, other images (%(default)s)")
     for split, count in (("train", 2000), ("dev", 100), ("test", 200)):
-        parser.add_argument(f"--{split}", type=int, default=count, metavar="IMAGES", help="%(default)s images")
+        parser.add_argument(f"--{split}", type=_count, default=count, metavar="IMAGES", help="%(default)s images")
     parser.add_argument(
         "--chinese-font", default="auto", metavar="FILE|auto|none", help="font with Chinese characters (%(default)s)"
     )
@@ -70,6 +71,18 @@ def text_images(options: argparse.Namespace) -> None:
     sizes = {"train": options.train, "dev": options.dev, "test": options.test}
     for sentence in write_text_images(options.output, sizes, seed=options.seed, chinese_font=font):
         print(sentence, flush=True)
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 0, got {text!r}")
+    return int(text)
 
 
 SUBCOMMANDS = {
@@ -96,6 +109,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"The data cannot be written: {error}. Choose another --output.", file=sys.stderr)
         return ExitCode.INPUT
+    except KeyboardInterrupt:
+        print("Stopped; what is written so far is not complete. Run it again.", file=sys.stderr)
+        return 128 + signal.SIGINT
     return ExitCode.DONE
 
 

@@ -28,7 +28,11 @@ def main() -> int:
     from paddle_stable.recipe_target import built_in_tasks
 
     tasks = built_in_tasks()
-    arguments.output.write_text(render_schema(tasks), encoding="utf-8")
+    try:
+        arguments.output.write_text(render_schema(tasks), encoding="utf-8")
+    except OSError as error:
+        print(f"The schema cannot be written: {error}. Choose another --output.", file=sys.stderr)
+        return 2
     print(f"{arguments.output}: {len(tasks)} tasks")
     return 0
 

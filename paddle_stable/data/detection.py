@@ -27,9 +27,9 @@ from paddle_stable.data.detection_transforms import (
 )
 from paddle_stable.data.image_check import cache_file, check_images
 from paddle_stable.data.images import Pixels, UnreadableImage, read_image
-from paddle_stable.data.text import SHOWN_EXAMPLES, capped
+from paddle_stable.data.text import SHOWN_EXAMPLES
 from paddle_stable.digest import digest
-from paddle_stable.errors import InputError, Problem
+from paddle_stable.errors import InputError, Problem, capped
 from paddle_stable.recipe import DataConfig, Section
 
 _log = logging.getLogger(__name__)

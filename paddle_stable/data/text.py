@@ -15,9 +15,8 @@ import numpy.typing as npt
 from paddle_stable.data.dataset import Array, Dataset, Sample, SampleOrigin
 from paddle_stable.data.vocabulary import TokenRows
 from paddle_stable.digest import digest
-from paddle_stable.errors import InputError, Problem, attempt
+from paddle_stable.errors import InputError, Problem, attempt, capped
 
-SHOWN_PROBLEMS = 50
 SHOWN_EXAMPLES = 3
 EXCERPT_LENGTH = 30
 LONELY_AMONG = 10
@@ -228,15 +227,6 @@ def _lonely_labels(train: TextFile) -> Iterator[str]:
         if counts[row.label] == 1 and len(train.rows) >= LONELY_AMONG * len(counts):
             way_out = "If it is no class, give data.labels."
             yield f"{train.where(row)}: only this text has the label {row.label!r}. {way_out}"
-
-
-def capped(problems: Sequence[Problem], limit: int = SHOWN_PROBLEMS) -> list[Problem]:
-    """The first problems, and one line that counts the rest by file."""
-    if len(problems) <= limit:
-        return list(problems)
-    rest = Counter(problem.file for problem in problems[limit:])
-    counts = ", ".join(f"{count} in {file}" for file, count in rest.items())
-    return [*problems[:limit], Problem("…", 0, f"and {len(problems) - limit} more: {counts}.")]
 
 
 def _short(text: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, final
 
 from paddle_stable.data.dataset import Dataset, SampleOrigin
-from paddle_stable.errors import InputError, Problem
+from paddle_stable.errors import InputError, Problem, capped
 
 FILE = "quarantine.jsonl"
 WHY = "own loss or gradient not finite"
@@ -108,7 +108,7 @@ def read_quarantine(path: Path, dataset: Dataset) -> tuple[frozenset[int], str]:
             )
             problems.append(Problem(str(path), number, message))
     if problems:
-        raise InputError(f"{path} is no list of samples in quarantine:", problems)
+        raise InputError(f"{path} is no list of samples in quarantine:", capped(problems))
     found = frozenset(index for index in range(len(dataset)) if dataset.origin(index) in wanted)
     if len(found) == len(dataset):
         raise InputError.single(str(path), "names every training sample: nothing would be left")

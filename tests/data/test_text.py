@@ -10,16 +10,14 @@ import numpy as np
 import pytest
 
 from paddle_stable.data.text import (
-    SHOWN_PROBLEMS,
     TextDataset,
     TextFiles,
-    capped,
     load_text_files,
     read_labels,
     read_text_file,
 )
 from paddle_stable.data.vocabulary import SPECIAL_TOKENS, TextTokenizer, Vocabulary
-from paddle_stable.errors import InputError, Problem
+from paddle_stable.errors import SHOWN_PROBLEMS, InputError, Problem
 
 LABELS = ("negative", "positive")
 
@@ -185,12 +183,6 @@ def test_many_problems_are_cut_and_the_rest_is_counted_by_file(tmp_path: Path) -
     problems = problems_of(tmp_path, contents)
     assert len(problems) == SHOWN_PROBLEMS + 1
     assert problems[-1] == f"…  and 17 more: 10 in {tmp_path}/train.txt, 7 in {tmp_path}/dev.txt."
-
-
-@pytest.mark.parametrize("count", [0, 1, 3])
-def test_few_problems_are_all_shown(count: int) -> None:
-    problems = [Problem("x", line, "bad") for line in range(count)]
-    assert capped(problems, limit=3) == problems
 
 
 @pytest.mark.parametrize(("limit", "stops"), [(1, True), (2, False), (3, False)])

@@ -76,3 +76,22 @@ def test_no_subcommand_is_a_usage_error(tmp_path: Path) -> None:
     done = run(folder=tmp_path, change="sys.modules['paddle'] = None")
     assert done.returncode == 2
     assert "usage:" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(("--train", "0"), "at least 1, got '0'"), (("--dev", "-1"), "at least 1"), (("--seed", "-1"), "at least 0")],
+)
+def test_impossible_sizes_and_seeds_are_refused(arguments: tuple[str, str], message: str, tmp_path: Path) -> None:
+    done = run("text_images", *arguments, folder=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupt_is_no_traceback(tmp_path: Path) -> None:
+    change = "import paddle_stable.data.market as m, signal; m.write_market_series = lambda _: signal.raise_signal(2)"
+    done = run("series", folder=tmp_path, change=f"sys.path.insert(0, {str(TOOL.parents[1])!r}); {change}")
+    assert done.returncode == 130
+    assert "Traceback" not in done.stderr
+    assert "not complete" in done.stderr
