@@ -1,4 +1,4 @@
-"""What every command does first: threads, quiet libraries, flushed denormals, log lines on the terminal."""
+"""What every command does first: threads, quiet libraries, denormals, memory, log lines on the terminal."""
 
 from __future__ import annotations
 
@@ -26,9 +26,11 @@ def start_tool() -> None:
     use_all_cores()
     _import_paddle()
     from paddle_stable.denormals import flush_denormals
+    from paddle_stable.freed_memory import keep_freed_memory
 
     # After the import of Paddle, which brings numpy, and before the first tensor.
     flush_denormals()
+    keep_freed_memory()
     log = logging.getLogger("paddle_stable")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
