@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -14,7 +15,7 @@ import paddle
 from paddle_stable.build import use_device
 from paddle_stable.checkpoint import CheckpointError
 from paddle_stable.data.dataset import Batch
-from paddle_stable.data.detection import DetectionData, EvaluationView
+from paddle_stable.data.detection import STRIDE, DetectionData, EvaluationView
 from paddle_stable.data.detection_labels import IMAGE_ENDINGS
 from paddle_stable.data.images import UnreadableImage, read_image
 from paddle_stable.detection.drawing import RIGHT, draw_outlines, write_picture
@@ -23,6 +24,8 @@ from paddle_stable.recipe_io import load_recipe
 from paddle_stable.scoring import find_checkpoint
 from paddle_stable.tasks.dbnet import DbnetConfig, DbnetDetection, texts_of
 from paddle_stable.training_state import StateMismatch, load_model_arrays
+
+_MUCH_SMALLER = 0.5
 
 
 @final
@@ -61,6 +64,8 @@ class Detector:
         # The weights come from the checkpoint: those that training started from may be gone by now.
         fresh = task.model_copy(update={"init_from": None, "sync_bn": False})
         self._task = DbnetDetection(fresh, data, seed=0)
+        self.view_size = data.eval_size
+        """Height and width that every image is fitted into."""
         self._view = EvaluationView(*data.eval_size)
         self.model = self._task.build_model()
         self.model.eval()
@@ -105,6 +110,8 @@ def predict(request: PredictionRequest) -> ExitCode:
         path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         count = sum(len(result["texts"]) for result in results)
         print(f"{count} texts in {len(results)} images: {path}", flush=True)
+        for sentence in _shrunk(results, detector.view_size):
+            print(sentence, flush=True)
         if problems:
             raise InputError(f"{len(problems)} of {len(images)} images could not be used:", problems)
     except (InputError, CheckpointError, StateMismatch) as error:
@@ -131,6 +138,19 @@ def _listed(given: Sequence[Path]) -> list[Path]:
     if problems:
         raise InputError("There are no images:", problems)
     return images
+
+
+def _shrunk(results: Sequence[Mapping[str, Any]], view: tuple[int, int]) -> list[str]:
+    """What there is to say of images that the detector has seen much smaller than they are."""
+    factors = [min(view[0] / result["height"], view[1] / result["width"]) for result in results]
+    if not factors or min(factors) >= _MUCH_SMALLER:
+        return []
+    height, width = (STRIDE * math.ceil(max(r[side] for r in results) / STRIDE) for side in ("height", "width"))
+    return [
+        f"note: {sum(factor < _MUCH_SMALLER for factor in factors)} of {len(factors)} images seen at less than half "
+        f"their size (data.eval_size: {list(view)}), where small texts are lost; the largest would fit with "
+        f"-o data.eval_size=[{height},{width}]"
+    ]
 
 
 def _find_all(detector: Detector, images: Sequence[Path], folder: Path) -> tuple[list[dict[str, Any]], list[Problem]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 
@@ -50,6 +51,22 @@ def test_every_image_is_drawn_and_written_down(run: Path, tmp_path: Path) -> Non
     assert len({one["drawing"] for one in found["images"]}) == 7
 
 
+def test_images_that_are_seen_much_smaller_are_pointed_out(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = read_image(run / "data" / "test" / "0.png")
+    cv2.imwrite(str(tmp_path / "large.png"), np.tile(image, (2, 3, 1)))
+    small = run / "data" / "test" / "1.png"
+    assert predict(PredictionRequest(run, (small, tmp_path / "large.png"), tmp_path / "out")) is ExitCode.DONE
+    assert "note: 1 of 2 images seen at less than half their size" in (said := capsys.readouterr().out)
+    assert "-o data.eval_size=[192,288]" in said
+    larger = PredictionRequest(
+        run, (tmp_path / "large.png",), tmp_path / "out", overrides=("data.eval_size=[192,288]",)
+    )
+    assert predict(larger) is ExitCode.DONE
+    assert "note:" not in capsys.readouterr().out
+
+
 def test_a_bad_image_is_named_and_the_others_are_done(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -84,4 +101,4 @@ def test_a_run_of_another_task_is_refused(tmp_path: Path, run: Path, capsys: pyt
     image = run / "data" / "test" / "0.png"
     assert predict(PredictionRequest(run, (image,), tmp_path / "out", overrides=("task.target=x",))) is ExitCode.INPUT
     assert predict(PredictionRequest(tmp_path, (image,), tmp_path / "out")) is ExitCode.INPUT
-    assert "there is no best checkpoint" in capsys.readouterr().err
+    assert "must be a run's folder" in capsys.readouterr().err
