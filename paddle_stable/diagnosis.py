@@ -63,6 +63,10 @@ def reproduce(folder: Path, *, trust: bool = False) -> Reproduction:
         raise InputError.single(
             str(folder), f"a rollback has no step to compute again; its {REPORT}.md says what is known"
         )
+    incidents = sorted(path.name for path in (folder / "incidents").glob("step-*"))
+    if incidents:
+        names = ", ".join(incidents)
+        raise InputError.single(str(folder), f"is a run; name one of its incidents in {folder}/incidents: {names}")
     facts, weights = read_incident(folder)
     loaded = load_recipe(str(folder / RECIPE), trust=trust)
     use_device(loaded.recipe)

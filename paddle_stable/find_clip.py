@@ -79,6 +79,8 @@ def observe(loaded: LoadedRecipe, steps: int) -> ObservedNorms:
     Raises:
         InputError: when the data cannot be used, or too few steps could be applied.
     """
+    if steps < ENOUGH_STEPS:
+        raise InputError.single("command line", f"--steps: must be at least {ENOUGH_STEPS}, got {steps}")
     recipe = loaded.recipe
     # Nobody is put into quarantine: the list in the run folder is the run's.
     observing = {"guard": True, "spike": SpikeConfig(action="none")}

@@ -11,6 +11,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +20,13 @@ from typing import final
 from paddle_stable.errors import ExitCode, InputError, Problem
 from paddle_stable.recipe_layers import apply_layer, parse_overrides, smoke_assignments
 from paddle_stable.recipe_yaml import read_yaml_file
-from paddle_stable.run_folder import refuse_to_overwrite
+from paddle_stable.run_folder import is_held, refuse_to_overwrite
 from paddle_stable.stop_signal import StopSignal
 from paddle_stable.training_arguments import training_parser
 
 PADDLE_LAUNCHER = (sys.executable, "-m", "paddle.distributed.launch")
 _SIGNAL_CHECK_SECONDS = 0.2
+_OUTLIVED_SECONDS = 120.0
 
 
 @final
@@ -110,6 +112,7 @@ def launch(
                 break
             say(f"launch: {outcome.what}; starting again with --resume auto, {restarts_left - 1} restarts left")
             given = command.again()
+            _wait_until_free(command.folder, stop)
     return outcome.code
 
 
@@ -163,6 +166,13 @@ def _run_once(command: Sequence[str], stop: StopSignal) -> int:
             handed_on = True
         with contextlib.suppress(subprocess.TimeoutExpired):
             return process.wait(timeout=_SIGNAL_CHECK_SECONDS)
+
+
+def _wait_until_free(folder: Path, stop: StopSignal) -> None:
+    """Wait for processes that have outlived their launcher: they save and leave, and hold the run folder until then."""
+    give_up = time.monotonic() + _OUTLIVED_SECONDS
+    while is_held(folder) and stop.received is None and time.monotonic() < give_up:
+        time.sleep(_SIGNAL_CHECK_SECONDS)
 
 
 def _read_end(folder: Path) -> RecordedEnd | None:

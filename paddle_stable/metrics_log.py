@@ -10,6 +10,7 @@ A record's `step` is the number of steps attempted when it was written; text tha
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -198,8 +199,17 @@ class MetricsLog:
         return MetricsLog(path, [record for _, record in kept])
 
     def append(self, record: Record) -> None:
-        """Add one line."""
-        self._file.write(record.model_dump_json().encode() + b"\n")
+        """Add one line, whole or not at all.
+
+        Raises:
+            OSError: when it cannot be written.
+        """
+        line = record.model_dump_json().encode() + b"\n"
+        end = self._file.seek(0, os.SEEK_END)
+        written = self._file.write(line)
+        if written != len(line):  # a disk that has just become full takes a part of it, and says nothing
+            self._file.truncate(end)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._file.name)
 
     def close(self) -> None:
         """Close the file. A second call does nothing."""

@@ -85,6 +85,10 @@ def _built_in_module(target: str, module_name: str) -> ModuleType:
 def _foreign_module(module_name: str) -> ModuleType:
     try:
         return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise TargetError(
+            f"importing {module_name} failed: {error}. It has to lie where the command is given, or on PYTHONPATH"
+        ) from error
     except Exception as error:  # code of the user's own: whatever it raises, the recipe names it
         raise TargetError(f"importing {module_name} failed: {type(error).__name__}: {error}") from error
 

@@ -42,8 +42,11 @@ def conclude(trainer: Trainer, folder: Path) -> dict[str, Any]:
         return results
     (folder / "results.json").write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf8")
     trainer.writers.note(_report(results))
-    for tag, path in trainer.task.pictures(evaluation.outputs, split, folder).items():
-        trainer.writers.image(tag, trainer.progress.step, path)
+    try:
+        for tag, path in trainer.task.pictures(evaluation.outputs, split, folder).items():
+            trainer.writers.image(tag, trainer.progress.step, path)
+    except OSError as error:  # the run is done, and its results are written
+        trainer.writers.note(f"pictures and forecasts of the {name} set could not be written: {error}")
     trainer.writers.hyper_parameters(
         hyper_parameters(trainer), {f"{name}/{k}": v for k, v in evaluation.metrics.items()}
     )

@@ -22,7 +22,7 @@ from paddle_stable.recipe_io import LoadedRecipe, load_recipe
 from paddle_stable.results import conclude, final_advice
 from paddle_stable.resume import ResumePoint, find_resume_point, restore
 from paddle_stable.run_folder import RunFolder, folder_remarks, refuse_to_overwrite, write_exit
-from paddle_stable.stop_signal import StopSignal
+from paddle_stable.stop_signal import StopSignal, stop_with_launcher
 from paddle_stable.trainer import Trainer
 from paddle_stable.watchdog import LINGER_SECONDS, Heartbeat, Watchdog
 from paddle_stable.writers import RunRecord, Writers
@@ -52,6 +52,7 @@ def run_training(request: TrainingRequest) -> ExitCode:
     """Train, or only check, and say with the exit code what happened. Mistakes are printed, not raised."""
     # From here on, because reading the data can take long; a signal then ends the run after its first step.
     with StopSignal() as stop:
+        stop_with_launcher()
         code = _run(request, stop)
         if code in (ExitCode.INPUT, ExitCode.DIVERGED):  # the others have come to the same
             let_first_process_leave(stop)
@@ -65,6 +66,7 @@ def _run(request: TrainingRequest, stop: StopSignal) -> ExitCode:
         for line in loaded.advice:
             say(f"advice: {line}")
         prepared = _prepare(loaded, world)
+        stop.install_again()
         for line in prepared.splits.warnings:
             say(f"data: {line}")
         if request.check:
@@ -233,7 +235,7 @@ def _fit(trainer: Trainer, folder: Path, stop: StopSignal) -> End:
     try:
         trainer.fit(stop)
         if trainer.progress.applied == 0:
-            raise Diverged(f"none of {trainer.progress.step} steps could be used. {trainer.monitor.explain_skips()}")
+            raise Diverged(_nothing_learned(trainer))
         conclude(trainer, folder)
     except (Stopped, Diverged, NonFiniteState, StepFailed, SampleError, WorkerDied, PeerLost, CheckpointError) as error:
         end = _end_of(error, trainer)
@@ -248,6 +250,13 @@ def _fit(trainer: Trainer, folder: Path, stop: StopSignal) -> End:
     if trainer.progress.step < trainer.schedule.total:
         trainer.writers.note(reason)
     return End(ExitCode.DONE, reason)
+
+
+def _nothing_learned(trainer: Trainer) -> str:
+    steps, undone = trainer.progress.step, trainer.progress.undone
+    if undone:
+        return f"none of {steps} steps has lasted: {undone} were applied, and undone by rollbacks (see the log)."
+    return f"none of {steps} steps could be used. {trainer.monitor.explain_skips()}"
 
 
 def _done(trainer: Trainer) -> str:

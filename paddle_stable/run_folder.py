@@ -13,7 +13,8 @@ from typing import IO, final
 
 from paddle_stable.errors import ExitCode, InputError, Problem
 
-_FILES = ("metrics.jsonl", "vdlrecords.run.log", "run.log", "results.json", "exit.json", "quarantine.jsonl")
+_FILES = ("metrics.jsonl", "vdlrecords.run.log", "run.log", "results.json", "exit.json", "quarantine.jsonl",
+          "checkpoints/best.json")  # fmt: skip
 """What a run writes beside its checkpoints and incidents."""
 _FOLDERS = ("checkpoints", "incidents")
 
@@ -46,11 +47,14 @@ def folder_remarks(folder: Path) -> list[str]:
     Raises:
         InputError: when a run could not be written there.
     """
-    if problems := _in_the_way(folder):
-        raise InputError(f"The run folder {folder} cannot be used:", problems)
-    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    try:
+        existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    except OSError as error:
+        raise InputError.single(str(folder), f"run.output_dir cannot be written: {error.strerror}") from error
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         raise InputError.single(str(folder), f"run.output_dir cannot be written: {existing} is no folder, or read-only")
+    if problems := _in_the_way(folder):
+        raise InputError(f"The run folder {folder} cannot be used:", problems)
     if (folder / "metrics.jsonl").exists():
         return [f"note: there is a run in {folder} already: --resume auto goes on with it"]
     return []
@@ -107,6 +111,18 @@ class RunFolder:
         self._lock.close()
 
 
+def is_held(folder: Path) -> bool:
+    """Whether a run is training into this folder at this moment."""
+    try:
+        with (folder / "run.lock").open("r+", encoding="utf8") as lock:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return True
+    except OSError:
+        return False  # not there, or a file system without locks
+    return False
+
+
 def _in_the_way(folder: Path) -> list[Problem]:
     """What would stop the run at the moment in which it is first needed."""
     problems = []
@@ -154,4 +170,5 @@ def write_exit(folder: Path, code: ExitCode, reason: str, *, step: int, retry: b
     except OSError as error:
         print(f"{folder}/exit.json could not be written: {error}", file=sys.stderr, flush=True)
     finally:
-        aside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # on a read-only disk it says so of a file that is not there
+            aside.unlink(missing_ok=True)

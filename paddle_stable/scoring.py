@@ -56,7 +56,7 @@ def score(request: ScoringRequest) -> ExitCode:
         found = evaluate(
             prepared.task, prepared.model, precision, split, batch_size=batch_size, world=world, heartbeat=Heartbeat()
         )
-    except (InputError, CheckpointError, StateMismatch, SampleError) as error:
+    except (InputError, CheckpointError, StateMismatch, SampleError, OSError) as error:
         print(error, file=sys.stderr, flush=True)
         return ExitCode.INPUT
     print(json.dumps({"checkpoint": str(checkpoint), "split": request.split, "metrics": dict(found.metrics)}, indent=2))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import signal
+import sys
 from types import FrameType, TracebackType
 from typing import Any, final
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_PR_SET_PDEATHSIG = 1
 
 
 @final
@@ -24,6 +28,15 @@ class StopSignal:
     def __enter__(self) -> StopSignal:
         self._previous = {number: signal.signal(number, self._remember) for number in SIGNALS}
         return self
+
+    def install_again(self) -> None:
+        """Call behind code of others that may have taken the handlers away.
+
+        PaddleNLP does when it is imported, with `paddle.disable_signal_handler()`: SIGTERM then ends the process, and
+        `signal.getsignal` does not even show it.
+        """
+        for number in SIGNALS:
+            signal.signal(number, self._remember)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -45,3 +58,15 @@ class StopSignal:
     def _remember(self, number: int, frame: FrameType | None) -> None:
         if self.received is None:
             self.received = signal.Signals(number).name
+
+
+def stop_with_launcher() -> None:
+    """Let the kernel send SIGTERM to this process when its launcher dies, which can then not stop it itself.
+
+    Without it, ranks whose launcher was killed would train on unseen, and hold the run folder against their successors.
+    Does nothing in a process that no launcher has started, and outside of Linux.
+
+    Source: prctl(2) of the Linux man-pages, PR_SET_PDEATHSIG.
+    """
+    if "PADDLE_TRAINERS_NUM" in os.environ and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))

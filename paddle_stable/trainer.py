@@ -12,6 +12,7 @@ import paddle
 
 from paddle_stable.background_saving import BackgroundSaving
 from paddle_stable.checkpoint import CheckpointError, CheckpointParts, CheckpointStore, NonFiniteState
+from paddle_stable.checkpoint_folder import non_finite_names
 from paddle_stable.data.dataset import Batch, Dataset, Splits
 from paddle_stable.data.loader import Loader, Window
 from paddle_stable.distributed import World
@@ -302,10 +303,16 @@ class Trainer:
         # Without a rollback left, a spike is skipped like any other: it is no reason to end a run.
         if verdict.skipped is SkipReason.SPIKE and self.guard.spikes.rolls_back and self.recovery.is_possible:
             why = f"{' and '.join(verdict.spike)} far beyond the usual (stability.spike.action: rollback)"
-        if why is None:
-            self._keep_good_state()
-            return
-        self._go_back(why)
+        if why is None and verdict.skipped is SkipReason.NONFINITE and self._is_model_spoilt():
+            why = "a parameter is not finite"  # no step can be used from here on
+        if why is None and not self._keep_good_state():
+            why = "a parameter or a moment is not finite"
+        if why is not None:
+            self._go_back(why)
+
+    def _is_model_spoilt(self) -> bool:
+        """Whether the model holds NaN or inf, on any process: all have to go back then, or none."""
+        return bool(self.world.agree_max(int(bool(non_finite_names(model_arrays(self.model))))))
 
     def _save_or_go_back(self, *, is_best: bool) -> bool:
         """Save; or, where the state is not finite, return to the last good one. True when it was saved."""
@@ -355,9 +362,10 @@ class Trainer:
             f"that did it, at {self.recovery.lr_factor(10**9):g} of the scheduled learning rate"
         )
 
-    def _keep_good_state(self) -> None:
+    def _keep_good_state(self) -> bool:
+        """Keep the present state for a rollback when that is due. False: it was, and the state is not finite."""
         if not self.recovery.wants_snapshot(self.progress.applied):
-            return
+            return True
         state = {
             "applied": self.progress.applied,
             "amp": self.precision.state(),
@@ -367,7 +375,10 @@ class Trainer:
             "totals": asdict(self.monitor.totals),
         }
         kept = Snapshot(model_arrays(self.model), optimizer_arrays(self.optimizer, self.model), state)
+        if self.world.agree_max(int(not kept.is_finite())):
+            return False
         self.recovery.keep(kept, self.progress.applied)
+        return True
 
     def _roll_back(self, snapshot: Snapshot) -> None:
         """Put the good state back; steps, loader and records go on."""

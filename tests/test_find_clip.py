@@ -52,8 +52,10 @@ def test_unusable_steps_are_left_out_and_counted(tmp_path: Path) -> None:
 
 
 def test_too_few_steps_are_refused_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="only 5 of 5 steps could be applied"):
+    with pytest.raises(InputError, match="--steps: must be at least 20, got 5"):
         observe(loaded(tmp_path), steps=5)
+    with pytest.raises(InputError, match="only 5 of 5 steps could be applied"):
+        observe(loaded(tmp_path, run__steps=5, schedule__warmup_ratio=None), steps=25)
     faults = [{"step": step, "kind": "nan_loss"} for step in range(1, 31)]
     with pytest.raises(InputError, match=r"only 0 of 20 steps could be applied(.|\n)*20 nonfinite"):
         observe(loaded(tmp_path, faults=faults), steps=30)

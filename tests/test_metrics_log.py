@@ -242,3 +242,31 @@ def test_a_record_is_on_its_way_to_disk_before_append_returns(path: Path) -> Non
         assert read_records(path) == ONE_OF_EACH[:count]
     log.close()
     log.close()
+
+
+def test_a_record_of_which_the_disk_takes_a_part_only_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a disk does that has just become full: it takes some bytes, and says nothing until the next ones."""
+    log = MetricsLog.create(tmp_path / "metrics.jsonl")
+    log.append(Scalars.of(1, {"train/loss": 1.0}))
+    whole = (tmp_path / "metrics.jsonl").read_bytes()
+    file = log._file
+
+    class NearlyFull:
+        name = file.name
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(file, name)
+
+        def write(self, line: bytes) -> int:
+            return file.write(line[:10]) or 0
+
+    monkeypatch.setattr(log, "_file", NearlyFull())
+    with pytest.raises(OSError, match="No space left"):
+        log.append(Scalars.of(2, {"train/loss": 1.0}))
+    monkeypatch.setattr(log, "_file", file)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == whole
+    log.append(Scalars.of(3, {"train/loss": 1.0}))
+    log.close()
+    assert [record.step for record in read_records(tmp_path / "metrics.jsonl")] == [1, 3]

@@ -19,7 +19,8 @@ from paddle_stable import run
 from paddle_stable.distributed import World
 from paddle_stable.errors import ExitCode, InputError
 from paddle_stable.run import TrainingRequest, run_training
-from tests.integration.conftest import RECIPE, Train, sample_values
+from tests.integration.conftest import RECIPE, ROOT, Train, sample_values
+from tests.integration.test_train import wait_for_steps
 
 TASKS = """
 import os, signal
@@ -63,6 +64,20 @@ def test_a_signal_while_the_data_load_ends_the_run_with_a_checkpoint(
     end = record(tmp_path)
     assert (end["code"], end["step"], end["retry"]) == (75, 1, True)
     assert [path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*")] == ["step-000001"]
+
+
+def test_a_signal_is_heard_by_a_run_of_ernie_too(tmp_path: Path) -> None:
+    """PaddleNLP, which is imported when the network is built, takes all handlers of signals away."""
+    train = Train(tmp_path, ROOT / "configs" / "ernie_cls.yaml")
+    process = subprocess.Popen(
+        train.command(run__steps=5000, run__epochs=None, run__log_every=1, run__eval_every=5000),
+        env=train.environment, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    wait_for_steps(tmp_path / "run", process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=300) == 75
+    end = record(tmp_path)
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*")] == [f"step-{end['step']:06d}"]
 
 
 def test_a_killed_data_worker_is_named_and_is_no_bad_data(

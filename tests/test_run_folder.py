@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paddle_stable.errors import ExitCode, InputError
-from paddle_stable.run_folder import RunFolder, folder_remarks, refuse_to_overwrite, write_exit
+from paddle_stable.run_folder import RunFolder, folder_remarks, is_held, refuse_to_overwrite, write_exit
 
 ROOT = Path(__file__).parents[1]
 
@@ -16,6 +16,20 @@ ROOT = Path(__file__).parents[1]
 def hold_in_another_process(folder: Path) -> subprocess.CompletedProcess[str]:
     code = f"from pathlib import Path; from paddle_stable.run_folder import RunFolder; RunFolder(Path({str(folder)!r}))"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+
+
+def test_a_folder_is_held_while_another_process_holds_it(tmp_path: Path) -> None:
+    assert not is_held(tmp_path)
+    code = (
+        "import sys; from pathlib import Path; from paddle_stable.run_folder import RunFolder\n"
+        f"held = RunFolder(Path({str(tmp_path)!r})); print('held', flush=True); sys.stdin.read()"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"held\n"
+    assert is_held(tmp_path)
+    holder.communicate()
+    assert not is_held(tmp_path)
 
 
 def test_a_second_run_in_the_same_folder_is_refused_until_the_first_is_done(tmp_path: Path) -> None:
@@ -109,3 +123,8 @@ def test_a_check_says_what_a_run_would_meet_and_makes_nothing(tmp_path: Path) ->
     (tmp_path / "checkpoints").touch()
     with pytest.raises(InputError, match="must be a folder"):
         folder_remarks(tmp_path)
+
+
+def test_a_path_that_no_file_system_takes_is_an_input_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"run\.output_dir cannot be written: File name too long"):
+        folder_remarks(tmp_path / ("x" * 300))

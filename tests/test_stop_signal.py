@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import signal
 
+import paddle
 import pytest
 
 from paddle_stable.stop_signal import StopSignal
@@ -23,6 +24,17 @@ def test_the_old_handlers_come_back() -> None:
     with StopSignal():
         assert signal.getsignal(signal.SIGTERM) != before[signal.SIGTERM]
     assert {n: signal.getsignal(n) for n in before} == before
+
+
+def test_handlers_that_an_import_has_taken_away_come_back() -> None:
+    """What PaddleNLP does when it is imported; Python's own books do not show it."""
+    with StopSignal() as stop:
+        before = signal.getsignal(signal.SIGTERM)
+        paddle.disable_signal_handler()
+        assert signal.getsignal(signal.SIGTERM) == before
+        stop.install_again()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.received == "SIGTERM"
 
 
 def test_a_process_on_its_way_out_ignores_late_signals() -> None:

@@ -27,17 +27,22 @@ def main() -> int:
     import paddle
 
     from paddle_stable.device_check import DeviceCheck
+    from paddle_stable.errors import ExitCode, InputError
 
-    with tempfile.TemporaryDirectory() as folder:
-        checks = []
-        for check in DeviceCheck(arguments.config, arguments.device, Path(folder)).run():
-            print(check, flush=True)
-            checks.append(check)
+    checks = []
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            for check in DeviceCheck(arguments.config, arguments.device, Path(folder)).run():
+                print(check, flush=True)
+                checks.append(check)
+    except InputError as error:
+        print(error, file=sys.stderr)
+        return ExitCode.INPUT
     broken = sum(check.held is False for check in checks)
     held = sum(check.held is True for check in checks)
     print(f"{paddle.get_device()}, paddle {paddle.__version__}: {held} held, {broken} broken, "
           f"{len(checks) - held - broken} not possible here")  # fmt: skip
-    return 1 if broken else 0
+    return ExitCode.ERROR if broken or not held else ExitCode.DONE  # nothing that held is no good news
 
 
 if __name__ == "__main__":

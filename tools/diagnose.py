@@ -31,7 +31,7 @@ def main() -> int:
 
     try:
         found = reproduce(arguments.folder, trust=arguments.trust)
-    except InputError as error:
+    except (InputError, OSError) as error:
         print(error, file=sys.stderr)
         return ExitCode.INPUT
     print(as_markdown(found.findings, str(arguments.folder)))

@@ -50,14 +50,17 @@ def main() -> int:
         loaded = load_recipe(arguments.config, arguments.override, smoke=arguments.smoke, trust=arguments.trust)
         open_folder(folder)
         observed = observe(loaded, arguments.steps)
+        print(describe(observed, loaded.recipe.clip.kind))
+        picture, values = write_report(observed, folder)
     except InputError as error:
         print(error, file=sys.stderr)
         return ExitCode.INPUT
     except (StepFailed, SampleError, WorkerDied) as error:
         print(error, file=sys.stderr)
         return ExitCode.ERROR
-    picture, values = write_report(observed, folder)
-    print(describe(observed, loaded.recipe.clip.kind))
+    except OSError as error:
+        print(f"{folder}: the picture and the norms could not be written: {error}", file=sys.stderr)
+        return ExitCode.ERROR
     print(f"The picture: {picture}; the norms: {values}")
     return ExitCode.DONE
 

@@ -114,7 +114,7 @@ def predict(request: PredictionRequest) -> ExitCode:
             print(sentence, flush=True)
         if problems:
             raise InputError(f"{len(problems)} of {len(images)} images could not be used:", problems)
-    except (InputError, CheckpointError, StateMismatch) as error:
+    except (InputError, CheckpointError, StateMismatch, OSError) as error:
         print(error, file=sys.stderr, flush=True)
         return ExitCode.INPUT
     return ExitCode.DONE

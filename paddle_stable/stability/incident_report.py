@@ -142,7 +142,8 @@ def _head(findings: Findings) -> str:
             f"**What to do:** {diagnosis.advice}",
             "",
             *_of_other_processes(findings),
-            "Nothing that learns was changed by this step.",
+            "What is reported here has changed nothing that learns. With `stability.bad_samples: drop` the step may "
+            "have been done again without some of its samples; `run.log` then says so.",
             "",
             table(("", ""), rows),
             "",

@@ -142,9 +142,8 @@ class Recovery:
         return healthy and applied - self._kept_at >= self.config.snapshot_every
 
     def keep(self, snapshot: Snapshot, applied: int) -> None:
-        """Make this the state to go back to. One that is not finite is not kept: the older one stays."""
-        if snapshot.is_finite():
-            self.snapshot, self._kept_at = snapshot, applied
+        """Make this the state to go back to. It has to be finite, on every process."""
+        self.snapshot, self._kept_at = snapshot, applied
 
     def divergence(self, unusable_in_a_row: int, limit: int) -> str | None:
         """Why the run cannot go on from here, in words; None when it can.

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,23 @@ def test_two_nodes_train_like_two_processes_on_one_and_all_roll_back_whichever_m
     assert final_digest(runs["nodes"]) == final_digest(runs["one"])
     assert curve(runs["nodes"]) == curve(runs["one"])
     assert ("stability/rollbacks", 40, 1.0) in curve(runs["nodes"])
+
+
+def test_a_killed_launcher_takes_its_processes_with_it_and_the_run_comes_back(tmp_path: Path) -> None:
+    train = Train(tmp_path)
+    values = {**STEPS, "run__steps": 400, "run__eval_every": 200, "run__save_every": 20}
+    command = train.command(ranks=2, run__output_dir=str(tmp_path / "run"), **values)
+    command[1:3] = [str(ROOT / "tools" / "launch.py")]
+    watcher = subprocess.Popen(command, env=train.environment, cwd=tmp_path, text=True, stderr=subprocess.PIPE)
+    while not any((tmp_path / "run" / "checkpoints").glob("step-*")) and watcher.poll() is None:
+        time.sleep(0.05)
+    [launcher] = Path(f"/proc/{watcher.pid}/task/{watcher.pid}/children").read_text().split()
+    os.kill(int(launcher), signal.SIGKILL)
+    said = watcher.communicate(timeout=300)[1]
+    assert watcher.returncode == 0, said
+    assert "processes were killed (the launcher ended with -9); starting again" in said
+    assert curve(tmp_path / "run")[-1][1] == 400
+    assert json.loads((tmp_path / "run" / "exit.json").read_text(encoding="utf8"))["code"] == 0
 
 
 def nodes(train: Train, folder: Path, *different: str) -> list[subprocess.CompletedProcess[str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +35,15 @@ LAYERS = {**PLAIN, "clip.kind": "layers", "clip.groups": [{"match": "*bias*", "m
 ACCUMULATED = {**PLAIN, "run.accumulate": 2, "data.batch_size": 20}
 
 
-class StopsAt:
-    """Faults that send this process a SIGTERM in the middle of a step."""
+class ActsAt:
+    """Faults that do something besides in the middle of a step."""
 
-    def __init__(self, faults: Faults, step: int) -> None:
-        self._faults, self._step = faults, step
+    def __init__(self, faults: Faults, step: int, act: Callable[[], None]) -> None:
+        self._faults, self._step, self._act = faults, step, act
 
     def withholds(self, step: int) -> bool:
         if step == self._step:
-            os.kill(os.getpid(), signal.SIGTERM)
+            self._act()
         return self._faults.withholds(step)
 
     def spoil_parameters(self, step: int, model: paddle.nn.Layer) -> None:
@@ -63,7 +64,8 @@ class StopsAt:
 
 def stop_at(trainer: Trainer, step: int) -> str:
     """Train until a signal arrives in `step`; the run stops after the step behind it. Returns what it says."""
-    trainer.faults = StopsAt(trainer.faults, step)  # type: ignore[assignment]
+    told = ActsAt(trainer.faults, step, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    trainer.faults = told  # type: ignore[assignment]
     with StopSignal() as stop, pytest.raises(Stopped) as stopped:
         trainer.fit(stop)
     trainer.writers.close()

@@ -65,11 +65,9 @@ def test_a_state_close_to_trouble_is_not_kept(trouble: dict[str, object]) -> Non
     assert recovery.wants_snapshot(100)
 
 
-def test_a_state_that_is_not_finite_is_not_kept() -> None:
-    recovery = recovery_after(1.0)
-    good = recovery.snapshot
-    recovery.keep(snapshot(math.nan), 50)
-    assert recovery.snapshot is good
+@pytest.mark.parametrize(("value", "finite"), [(1.0, True), (math.nan, False), (math.inf, False)])
+def test_a_snapshot_knows_whether_it_is_finite(value: float, finite: bool) -> None:
+    assert snapshot(value).is_finite() is finite
 
 
 def test_too_many_unusable_steps_are_divergence() -> None:
