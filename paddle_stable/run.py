@@ -201,6 +201,8 @@ def _begin(
     trainer.writers = RunRecord.open(folder, trainer.schedule.total, _recorded_until(start, request.resume))
     stack.callback(_close, trainer.writers)
     trainer.writers.text("recipe", f"```yaml\n{loaded.text}```", trainer.progress.step)
+    if request.resume is not None and start.path is None:
+        trainer.writers.note("resume: there is no checkpoint yet: this is the beginning")
     for remark in remarks:
         trainer.writers.note(f"resume: {remark}")
     if start.path is not None:

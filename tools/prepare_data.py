@@ -54,7 +54,7 @@ def add_text_images(parser: argparse.ArgumentParser) -> Callable[[argparse.Names
     """Options of `text_images`."""
     parser.add_argument("--output", type=Path, default=Path("data/text_images"), help="folder to write (%(default)s)")
     parser.add_argument("--seed", type=_seed, default=1, help="another seed, other images (%(default)s)")
-    for split, count in (("train", 2000), ("dev", 100), ("test", 200)):
+    for split, count in (("train", 6000), ("dev", 100), ("test", 200)):
         parser.add_argument(f"--{split}", type=_count, default=count, metavar="IMAGES", help="%(default)s images")
     parser.add_argument(
         "--chinese-font", default="auto", metavar="FILE|auto|none", help="font with Chinese characters (%(default)s)"

@@ -21,7 +21,7 @@ from paddle_stable.data.text_scenes import Scene, Studio, Writing, render_scene
 from paddle_stable.data.text_words import chinese_text, latin_text
 from paddle_stable.errors import InputError
 
-SIZES: Mapping[str, int] = {"train": 2000, "dev": 100, "test": 200}
+SIZES: Mapping[str, int] = {"train": 6000, "dev": 100, "test": 200}
 """Images by split."""
 _STREAMS = {"train": 0, "dev": 1, "test": 2}
 

@@ -295,7 +295,8 @@ _ADVICE = {
     ),
     Cause.LEARNING_RATE: (
         "Lower `optim.lr` (a third of it is a good first try) or lengthen the warm-up, and go back to a checkpoint "
-        "from before the norms grew. `clip.max_norm` limits what a single step can do."
+        "from before the norms grew. `clip.max_norm` limits what a single step can do. Where the norms of the steps "
+        "before were usual and a parameter is NaN all the same, suspect the memory, or a fault on demand in the recipe."
     ),
     Cause.HALF_PRECISION: (
         "Use `amp.dtype: bfloat16` where the device has it, or float32; or keep the layer named below out of half "
