@@ -148,7 +148,9 @@ def judge(code: int, end: RecordedEnd | None, *, stopped: bool) -> Outcome:
     if code == 0 or (end is not None and end.code is ExitCode.DONE):
         return Outcome(ExitCode.DONE, "done")
     if end is not None:
-        again = end.retry and not stopped and end.code is not ExitCode.STOPPED
+        # Processes stop with 75 when their launcher was killed, which nobody has asked for.
+        asked_to_stop = end.code is ExitCode.STOPPED and code >= 0
+        again = end.retry and not stopped and not asked_to_stop
         return Outcome(end.code, f"the run ended with {int(end.code)} ({end.code.name.lower()})", again)
     if code in (ExitCode.ERROR, ExitCode.INPUT):  # before the run began: a mistake, or an import that fails
         return Outcome(ExitCode(code), f"the launcher ended with {code}")

@@ -78,6 +78,7 @@ def launched(recipe: Path, ends: list[object], *arguments: str, max_restarts: in
         ([[247, [2, False]]], 2, 1),
         ([[3, [3, False]]], 3, 1),
         ([[15, [75, True]]], 75, 1),
+        ([[-9, [75, True]], DONE], 0, 2),  # the launcher was killed: its processes have stopped for that only
         ([[247, [0, False]]], 0, 1),  # it had finished: what fell over afterwards has cost nothing
     ],
 )  # fmt: skip

@@ -173,7 +173,7 @@ def test_two_nodes_train_like_two_processes_on_one_and_all_roll_back_whichever_m
 
 def test_a_killed_launcher_takes_its_processes_with_it_and_the_run_comes_back(tmp_path: Path) -> None:
     train = Train(tmp_path)
-    values = {**STEPS, "run__steps": 400, "run__eval_every": 200, "run__save_every": 20}
+    values = {**STEPS, "run__steps": 200, "run__eval_every": 100, "run__save_every": 20}
     command = train.command(ranks=2, run__output_dir=str(tmp_path / "run"), **values)
     command[1:3] = [str(ROOT / "tools" / "launch.py")]
     watcher = subprocess.Popen(command, env=train.environment, cwd=tmp_path, text=True, stderr=subprocess.PIPE)
@@ -183,8 +183,8 @@ def test_a_killed_launcher_takes_its_processes_with_it_and_the_run_comes_back(tm
     os.kill(int(launcher), signal.SIGKILL)
     said = watcher.communicate(timeout=300)[1]
     assert watcher.returncode == 0, said
-    assert "processes were killed (the launcher ended with -9); starting again" in said
-    assert curve(tmp_path / "run")[-1][1] == 400
+    assert "starting again with --resume auto" in said
+    assert curve(tmp_path / "run")[-1][1] == 200
     assert json.loads((tmp_path / "run" / "exit.json").read_text(encoding="utf8"))["code"] == 0
 
 
