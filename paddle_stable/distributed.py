@@ -206,10 +206,10 @@ def _joining(timeout: float | None) -> Iterator[None]:
 
 @contextmanager
 def _talking() -> Iterator[None]:
-    """What fails inside is the connection: Paddle hands its errors on as RuntimeError."""
+    """What fails inside is the connection: Paddle hands its errors on as RuntimeError, its store's as ValueError."""
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         raise PeerLost(f"the connection to another process of this run is lost: {error}") from error
 
 

@@ -51,7 +51,8 @@ def find_resume_point(resume: str | None, store: CheckpointStore) -> ResumePoint
         if path is None and passed_over:
             raise InputError.single(
                 str(store.folder),
-                "none of the checkpoints can be used. Move them away to start afresh. " + " ".join(passed_over),
+                "none of the checkpoints can be used. Put good ones back, or start afresh in another folder "
+                "(-o run.output_dir=…). " + " ".join(passed_over),
             )
         return ResumePoint(path, read_manifest(path).step if path is not None else None, tuple(passed_over))
     if not Path(resume).is_dir():

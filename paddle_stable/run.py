@@ -197,6 +197,8 @@ def _begin(
         remarks += restore(trainer, start.path)
     if not trainer.world.is_main:
         return
+    # Before the records are cut: should it fail, or the process be killed in between, none of them is lost.
+    set_aside = trainer.store.set_aside_newer(trainer.progress.step) if start.path is not None else []
     # Only now: opening the records cuts them back to the checkpoint, which must not happen for a mistake.
     trainer.writers = RunRecord.open(folder, trainer.schedule.total, _recorded_until(start, request.resume))
     stack.callback(_close, trainer.writers)
@@ -206,7 +208,6 @@ def _begin(
     for remark in remarks:
         trainer.writers.note(f"resume: {remark}")
     if start.path is not None:
-        set_aside = trainer.store.set_aside_newer(trainer.progress.step)
         trainer.writers.note(f"resume: going on from {start.path}, step {trainer.progress.step}")
         for path in set_aside:
             trainer.writers.note(f"resume: a later checkpoint was set aside as {path}")

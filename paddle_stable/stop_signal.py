@@ -26,7 +26,8 @@ class StopSignal:
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopSignal:
-        self._previous = {number: signal.signal(number, self._remember) for number in SIGNALS}
+        self._previous = {number: signal.getsignal(number) for number in SIGNALS}
+        self.install_again()
         return self
 
     def install_again(self) -> None:
@@ -37,6 +38,8 @@ class StopSignal:
         """
         for number in SIGNALS:
             signal.signal(number, self._remember)
+            # Paddle's store of a job takes an interrupted system call for a lost connection.
+            signal.siginterrupt(number, False)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

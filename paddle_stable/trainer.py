@@ -103,10 +103,10 @@ class Trainer:
             report = self.train_step(windows, stop_vote=stop.received is not None or self.saving.has_failed)
             self._record(report)
             self._go_back_when_diverged(report.verdict)
-            evaluated = self._due(run.eval_every)
+            evaluated, best_saved = self._due(run.eval_every), self.best
             improved = self._evaluate_dev() if evaluated else False
             if improved or (evaluated if run.save_every is None else self._due(run.save_every)):
-                self._save_or_go_back(is_best=improved)
+                self._save_or_go_back(best_saved, is_best=improved)
             if report.verdict.stop_requested:
                 raise Stopped(self._save_for_a_stop())
 
@@ -314,14 +314,16 @@ class Trainer:
         """Whether the model holds NaN or inf, on any process: all have to go back then, or none."""
         return bool(self.world.agree_max(int(bool(non_finite_names(model_arrays(self.model))))))
 
-    def _save_or_go_back(self, *, is_best: bool) -> bool:
-        """Save; or, where the state is not finite, return to the last good one. True when it was saved."""
+    def _save_or_go_back(self, best_saved: Best, *, is_best: bool) -> None:
+        """Save; or, where the state is not finite, return to the last good one.
+
+        What could not be saved is not the best: `best_saved`, which is on the disk, stays it.
+        """
         try:
             self.save(is_best=is_best)
         except NonFiniteState as error:
             self._go_back(str(error))
-            return False
-        return True
+            self.best = replace(best_saved, evaluations_since=self.best.evaluations_since)
 
     def _save_for_a_stop(self) -> str:
         """Save where a signal ends the run. Returns what to say of it."""

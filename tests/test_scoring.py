@@ -110,13 +110,17 @@ def test_a_mistake_is_printed_and_ends_with_2(
     assert said in mistakes
 
 
-@pytest.mark.parametrize(("newest", "kind"), [(False, "best"), (True, "newest valid")])
+@pytest.mark.parametrize(
+    ("newest", "kind", "way_out"),
+    [(False, "best", "--newest, or name one's folder"), (True, "newest valid", "name one's folder")],
+)
 def test_a_folder_without_checkpoints_is_named_with_the_way_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], newest: bool, kind: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], newest: bool, kind: str, way_out: str
 ) -> None:
+    (tmp_path / "checkpoints").mkdir()
     code, _, said = told(capsys, tmp_path, newest=newest)
     assert code is ExitCode.INPUT
-    assert f"{tmp_path}  there is no {kind} checkpoint in checkpoints/; name one's folder" in said
+    assert f"{tmp_path}  there is no {kind} checkpoint in checkpoints/: {way_out}" in said
 
 
 def test_a_sample_that_cannot_be_read_is_named_and_ends_with_2(

@@ -157,6 +157,19 @@ def test_what_no_loss_shows_is_met_by(snapshot_every: int, eval_every: int, tmp_
     assert_usable(trainer)
 
 
+def test_an_evaluation_whose_state_cannot_be_saved_is_not_the_best(tmp_path: Path) -> None:
+    recovery = {"stability.recovery.snapshot_every": 100}
+    values = {**sample_values(tmp_path), **RUN, "run.steps": 20, "run.eval_every": 10, **recovery}
+    trainer = poisoned_in_the_dark(tmp_path, values)
+    finish(trainer)
+    dev = {step: value for tag, step, value in curve(tmp_path / "run") if tag == "eval/mse"}
+    assert dev[20] < dev[10]
+    assert (trainer.best.step, trainer.best.value) == (10, pytest.approx(dev[10]))
+    best = trainer.store.best()
+    assert best is not None
+    assert best.name == "step-000010"
+
+
 @pytest.mark.parametrize("first_save", [10, 40], ids=["from a checkpoint", "from the beginning"])
 def test_a_signal_in_a_state_that_is_not_finite_changes_nothing_of_the_run(first_save: int, tmp_path: Path) -> None:
     """Such a state cannot be saved, and to go back at the signal would be earlier than without it."""
