@@ -116,16 +116,21 @@ class CheckpointStore:
     def set_aside_newer(self, step: int) -> list[Path]:
         """Rename checkpoints of later steps to `abandoned-…`, for a run that goes on from `step` and will pass them.
 
-        They are not removed, but not taken for this run's any more. Every save does the same.
+        They are not removed, but not taken for this run's any more. Every save does the same. `best.json` is renewed
+        where it is not what the newest checkpoint says: a run killed right before may be at its end, and save no more.
 
         Raises:
             CheckpointError: when the folder cannot be written.
         """
-        if all(entry.step <= step for entry in self._entries()):
+        if all(entry.step <= step for entry in self._entries()) and self._has_current_best():
             return []
         try:
             with self._alone():
-                return self._set_aside(step)
+                renamed = self._set_aside(step)
+                record = self._best()
+                if record is not None:
+                    self._write_best(record)
+                return renamed
         except OSError as error:
             raise CheckpointError(f"{self.folder}: newer checkpoints could not be set aside: {error}") from error
 
@@ -265,10 +270,17 @@ class CheckpointStore:
             _log.warning("%s cannot be used: %s", self.folder / _BEST, error)
             return None
 
+    def _has_current_best(self) -> bool:
+        record = self._best()
+        try:
+            return record is None or (self.folder / _BEST).read_bytes() == _best_bytes(record)
+        except OSError:
+            return False
+
     def _write_best(self, record: BestRecord) -> None:
         writing = self.folder / f"{_WRITING}best-{_this_process()}"
         writing.unlink(missing_ok=True)
-        write_durably(writing, (record.model_dump_json(indent=1) + "\n").encode())
+        write_durably(writing, _best_bytes(record))
         writing.replace(self.folder / _BEST)
         flush_folder(self.folder)
 
@@ -342,6 +354,10 @@ def refuse_non_finite(parts: CheckpointParts) -> None:
     bad = [f"{part}: {name}" for part, arrays in both for name in non_finite_names(arrays)]
     if bad:
         raise NonFiniteState(bad)
+
+
+def _best_bytes(record: BestRecord) -> bytes:
+    return (record.model_dump_json(indent=1) + "\n").encode()
 
 
 def _best_record(step: int, state: Mapping[str, Any]) -> BestRecord:

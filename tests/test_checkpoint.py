@@ -289,3 +289,17 @@ def test_waiting_for_another_process_has_an_end(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(checkpoint, "_LOCK_SECONDS", 0.0)
     with pytest.raises(CheckpointError, match="Two runs cannot share a folder"):
         store(tmp_path).save(1, parts(1))
+
+
+def test_a_run_that_goes_on_renews_what_a_killed_one_has_not_written_of_the_best(tmp_path: Path) -> None:
+    """Killed between the name of the last checkpoint and best.json, a run is at its end: it will save no more."""
+    saving = store(tmp_path)
+    saving.save(100, parts(1), best=True)
+    before = (tmp_path / "best.json").read_bytes()
+    saving.save(200, parts(2), best=True)
+    after = (tmp_path / "best.json").read_bytes()
+    assert before != after
+    for stale in (before, b""):
+        (tmp_path / "best.json").write_bytes(stale)
+        assert saving.set_aside_newer(200) == []
+        assert (tmp_path / "best.json").read_bytes() == after
