@@ -185,8 +185,8 @@ def test_a_home_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch)
     class Refusal:
         def find_spec(self, name: str, *_: Any) -> None:
             if name == "visualdl.component.base_component":
-                raise PermissionError(13, "Permission denied", "/home/nobody/.visualdl/conf")
+                raise PermissionError(13, "Permission denied", "/nowhere/.visualdl/conf")
 
     monkeypatch.setattr(sys, "meta_path", [Refusal(), *sys.meta_path])
-    with pytest.raises(InputError, match=r"/home/nobody/.visualdl/conf.*Permission denied.*Set HOME"):
+    with pytest.raises(InputError, match=r"/nowhere/.visualdl/conf.*Permission denied.*Set HOME"):
         load_visualdl()

@@ -106,7 +106,8 @@ def work(
             hung = True
         phase = "" if heard is None else processes.kill(all_at_once=all_at_once)
         codes = processes.wait()
-        killed = heard is not None and codes[victim] == -signal.SIGKILL
+        # Any of them: the victim may have come to its end right before, and the kill has met another one only.
+        killed = heard is not None and -signal.SIGKILL in codes
         return Ended(killed, codes, phase, hung)
     finally:
         processes.close()
