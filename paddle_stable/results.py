@@ -54,7 +54,7 @@ def conclude(trainer: Trainer, folder: Path) -> dict[str, Any]:
 
 
 def _load_best(trainer: Trainer) -> Path | None:
-    """Put the best weights into the model, or leave the last ones there when no process or not every one can read them.
+    """Put the best weights into the model; or leave the last ones there, when not every process can read the best.
 
     Returns:
         The best checkpoint; None when the last weights are what will be evaluated.

@@ -230,7 +230,20 @@ def _optimizer_tensors(optimizer: paddle.optimizer.AdamW, model: paddle.nn.Layer
 
 
 def _copies(tensors: Mapping[str, paddle.Tensor], memory: HostMemory | None) -> dict[str, Array]:
-    return {name: _copy(_seen_from_host(tensor), memory) for name, tensor in tensors.items()}
+    return {name: _copied(tensor, memory) for name, tensor in tensors.items()}
+
+
+def _copied(tensor: paddle.Tensor, memory: HostMemory | None) -> Array:
+    """The values of a tensor, which training will not change. A save waits for it: every call counts."""
+    is_large = math.prod(tensor.shape) >= _LARGE
+    on_host = not is_large or tensor.place.is_cpu_place()
+    if is_large and on_host and tensor.dtype != paddle.bfloat16:
+        return _copy(np.from_dlpack(tensor.detach()), memory)
+    array: Array = tensor.numpy()
+    if array.dtype == np.uint16 and tensor.dtype == paddle.bfloat16:
+        array = array.view(ml_dtypes.bfloat16)  # Paddle hands it out as uint16, which numpy has for an integer
+    # From a device `numpy()` cannot but copy. From the host it does today, which nothing promises.
+    return _copy(array, memory) if on_host else array
 
 
 def _copy(array: Array, memory: HostMemory | None) -> Array:
@@ -239,17 +252,6 @@ def _copy(array: Array, memory: HostMemory | None) -> Array:
     copy = memory.take(array.shape, array.dtype)
     np.copyto(copy, array)
     return copy
-
-
-def _seen_from_host(tensor: paddle.Tensor) -> Array:
-    """The values of a tensor, which may be its own memory: training will change them. In `save` every call counts."""
-    if math.prod(tensor.shape) >= _LARGE and tensor.place.is_cpu_place() and tensor.dtype != paddle.bfloat16:
-        seen: Array = np.from_dlpack(tensor.detach())  # `numpy()` would copy, and the copy be copied once more
-        return seen
-    array: Array = tensor.numpy()
-    if array.dtype == np.uint16 and tensor.dtype == paddle.bfloat16:
-        return array.view(ml_dtypes.bfloat16)  # Paddle hands it out as uint16, which numpy has for an integer
-    return array
 
 
 def _copy_in(tensors: Mapping[str, paddle.Tensor], arrays: Mapping[str, Array]) -> None:

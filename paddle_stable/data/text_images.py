@@ -21,8 +21,6 @@ from paddle_stable.data.text_scenes import Scene, Studio, Writing, render_scene
 from paddle_stable.data.text_words import chinese_text, latin_text
 from paddle_stable.errors import InputError
 
-SIZES: Mapping[str, int] = {"train": 6000, "dev": 100, "test": 200}
-"""Images by split."""
 _STREAMS = {"train": 0, "dev": 1, "test": 2}
 
 LATIN_FONTS = (
@@ -69,7 +67,7 @@ def build_studio(chinese_font: Path | None) -> Studio:
 
 
 def write_text_images(
-    folder: Path, sizes: Mapping[str, int] = SIZES, *, seed: int = 1, chinese_font: Path | None = None
+    folder: Path, sizes: Mapping[str, int], *, seed: int = 1, chinese_font: Path | None = None
 ) -> list[str]:
     """Render all splits: `<folder>/<split>/000001.jpg` … and `<folder>/<split>.txt`.
 
