@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ import paddle.distributed as dist
 from paddle_stable.data.dataset import Array
 from paddle_stable.stability.paddle_private import job_store
 from paddle_stable.stop_signal import StopSignal
+from paddle_stable.terminal import complain
 
 _STDERR = 2
 
@@ -193,7 +193,7 @@ def _joining(timeout: float | None) -> Iterator[None]:
 
     Paddle waits in native code that keeps the interpreter's lock, so that no Python thread could speak or act.
     """
-    print(f"waiting for all {os.environ['PADDLE_TRAINERS_NUM']} processes of this run", file=sys.stderr, flush=True)
+    complain(f"waiting for all {os.environ['PADDLE_TRAINERS_NUM']} processes of this run")
     if timeout is not None:
         faulthandler.dump_traceback_later(timeout, exit=True, file=_STDERR)
     try:

@@ -25,7 +25,7 @@ class ExitCode(IntEnum):
     """Training cannot go on in a useful way; the best checkpoint is intact."""
     HANG = 4
     STOPPED = 75
-    """Stopped by a signal with a checkpoint saved: run again with `--resume auto`."""
+    """Stopped by a signal with a checkpoint saved, or before the first step: run again with `--resume auto`."""
 
 
 @final

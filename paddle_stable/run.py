@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
@@ -22,7 +21,8 @@ from paddle_stable.recipe_io import LoadedRecipe, load_recipe
 from paddle_stable.results import conclude, final_advice
 from paddle_stable.resume import ResumePoint, find_resume_point, restore
 from paddle_stable.run_folder import RunFolder, folder_remarks, refuse_to_overwrite, write_exit
-from paddle_stable.stop_signal import StopSignal, stop_with_launcher
+from paddle_stable.stop_signal import StoppedEarly, StopSignal, stop_with_launcher
+from paddle_stable.terminal import complain, say
 from paddle_stable.trainer import Trainer
 from paddle_stable.watchdog import LINGER_SECONDS, Heartbeat, Watchdog
 from paddle_stable.writers import RunRecord, Writers
@@ -50,7 +50,7 @@ class TrainingRequest:
 
 def run_training(request: TrainingRequest) -> ExitCode:
     """Train, or only check, and say with the exit code what happened. Mistakes are printed, not raised."""
-    # From here on, because reading the data can take long; a signal then ends the run after its first step.
+    # From here on, because reading the data can take long: several processes then stop together after a first step.
     with StopSignal() as stop:
         stop_with_launcher()
         code = _run(request, stop)
@@ -62,6 +62,7 @@ def run_training(request: TrainingRequest) -> ExitCode:
 def _run(request: TrainingRequest, stop: StopSignal) -> ExitCode:
     try:
         loaded, world = _join(request)
+        stop.leave_at_once(world.size == 1)
         say = _speaker(world)
         for line in loaded.advice:
             say(f"advice: {line}")
@@ -78,11 +79,14 @@ def _run(request: TrainingRequest, stop: StopSignal) -> ExitCode:
             return ExitCode.DONE
         return _train(request, prepared, world, stop)
     except InputError as error:
-        print(error, file=sys.stderr, flush=True)
+        complain(str(error))
         return ExitCode.INPUT
     except PeerLost as error:
-        print(error, file=sys.stderr, flush=True)
+        complain(str(error))
         return ExitCode.ERROR
+    except StoppedEarly as error:
+        complain(str(error))
+        return ExitCode.STOPPED
 
 
 def _join(request: TrainingRequest) -> tuple[LoadedRecipe, World]:
@@ -124,9 +128,13 @@ def _train(request: TrainingRequest, prepared: Prepared, world: World, stop: Sto
         trainer.heartbeat = heartbeat
         try:
             _begin(trainer, prepared.loaded, start, request, folder, stack)
+            stop.leave_at_once(False)
             end = _fit(trainer, folder, stop)
         except InputError as error:
             _say_end(folder, End(ExitCode.INPUT, str(error)), trainer)
+            raise
+        except StoppedEarly as error:
+            _say_end(folder, End(ExitCode.STOPPED, str(error), retry=True), trainer)
             raise
         except OSError as error:
             reason = f"The run folder cannot be written: {error}. Checkpoints are as they were. Is the disk full?"
@@ -137,12 +145,15 @@ def _train(request: TrainingRequest, prepared: Prepared, world: World, stop: Sto
             reason = _with_save(f"{type(error).__name__}: {error}", trainer)
             _say_end(folder, End(ExitCode.ERROR, reason), trainer)
             raise
+        if end.code is not ExitCode.DONE:
+            with suppress(OSError):  # on a full disk
+                trainer.writers.keep(end.reason)
         if world.is_main or end.is_ours:
             _say_end(folder, end, trainer)
         if stop.received:
             stop.stay_deaf()
     if end.code is not ExitCode.DONE:
-        print(end.reason, file=sys.stderr, flush=True)
+        complain(end.reason)
     return end.code
 
 
@@ -158,7 +169,7 @@ def _close(writers: Writers) -> None:
     try:
         writers.close()
     except OSError as error:
-        print(f"The last records could not be written: {error}", file=sys.stderr, flush=True)
+        complain(f"The last records could not be written: {error}")
 
 
 def _claim(folder: Path, resume: str | None, prepared: Prepared, world: World, stack: ExitStack) -> ResumePoint:
@@ -301,4 +312,4 @@ def _end_of(error: Exception, trainer: Trainer) -> End:
 
 
 def _speaker(world: World) -> Callable[[str], None]:
-    return lambda line: print(line, flush=True) if world.is_main else None
+    return lambda line: say(line) if world.is_main else None

@@ -6,12 +6,12 @@ import contextlib
 import fcntl
 import json
 import os
-import sys
 import time
 from pathlib import Path
 from typing import IO, final
 
 from paddle_stable.errors import ExitCode, InputError, Problem
+from paddle_stable.terminal import complain
 
 _FILES = ("metrics.jsonl", "vdlrecords.run.log", "run.log", "results.json", "exit.json", "quarantine.jsonl",
           "checkpoints/best.json")  # fmt: skip
@@ -47,6 +47,14 @@ def folder_remarks(folder: Path) -> list[str]:
     Raises:
         InputError: when a run could not be written there.
     """
+    refuse_unusable(folder)
+    if (folder / "metrics.jsonl").exists():
+        return [f"note: there is a run in {folder} already: --resume auto goes on with it"]
+    return []
+
+
+def refuse_unusable(folder: Path) -> None:
+    """Raise InputError when a run could not be written to this folder, which need not be there yet."""
     try:
         existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     except OSError as error:
@@ -55,9 +63,6 @@ def folder_remarks(folder: Path) -> list[str]:
         raise InputError.single(str(folder), f"run.output_dir cannot be written: {existing} is no folder, or read-only")
     if problems := _in_the_way(folder):
         raise InputError(f"The run folder {folder} cannot be used:", problems)
-    if (folder / "metrics.jsonl").exists():
-        return [f"note: there is a run in {folder} already: --resume auto goes on with it"]
-    return []
 
 
 @final
@@ -71,15 +76,12 @@ class RunFolder:
             InputError: when it cannot be created or written, or another run holds it.
         """
         self.path = path
+        refuse_unusable(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock: IO[str] = (path / "run.lock").open("a+", encoding="utf8")
         except OSError as error:
             raise InputError.single(str(path), f"run.output_dir cannot be written: {error.strerror}") from error
-        blocked = _in_the_way(path)
-        if blocked:
-            self._lock.close()
-            raise InputError(f"The run folder {path} cannot be used:", blocked)
         try:
             # A POSIX lock, because forked loader workers do not inherit it: an orphan must not hold the folder.
             fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -168,7 +170,7 @@ def write_exit(folder: Path, code: ExitCode, reason: str, *, step: int, retry: b
         with contextlib.suppress(FileExistsError):
             (folder / "exit.json").hardlink_to(aside)
     except OSError as error:
-        print(f"{folder}/exit.json could not be written: {error}", file=sys.stderr, flush=True)
+        complain(f"{folder}/exit.json could not be written: {error}")
     finally:
         with contextlib.suppress(OSError):  # on a read-only disk it says so of a file that is not there
             aside.unlink(missing_ok=True)

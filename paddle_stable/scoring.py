@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -17,6 +16,7 @@ from paddle_stable.evaluation import evaluate
 from paddle_stable.recipe_io import load_recipe
 from paddle_stable.resume import refuse_other_assets
 from paddle_stable.stability.amp import build_precision
+from paddle_stable.terminal import complain, say
 from paddle_stable.training_state import StateMismatch, load_model_arrays
 from paddle_stable.watchdog import Heartbeat
 
@@ -57,9 +57,9 @@ def score(request: ScoringRequest) -> ExitCode:
             prepared.task, prepared.model, precision, split, batch_size=batch_size, world=world, heartbeat=Heartbeat()
         )
     except (InputError, CheckpointError, StateMismatch, SampleError, OSError) as error:
-        print(error, file=sys.stderr, flush=True)
+        complain(str(error))
         return ExitCode.INPUT
-    print(json.dumps({"checkpoint": str(checkpoint), "split": request.split, "metrics": dict(found.metrics)}, indent=2))
+    say(json.dumps({"checkpoint": str(checkpoint), "split": request.split, "metrics": dict(found.metrics)}, indent=2))
     return ExitCode.DONE
 
 

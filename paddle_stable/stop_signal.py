@@ -6,11 +6,18 @@ import ctypes
 import os
 import signal
 import sys
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any, final
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _PR_SET_PDEATHSIG = 1
+_STDERR = 2
+
+
+@final
+class StoppedEarly(BaseException):
+    """A signal has come while there is nothing to save. No `Exception`: nobody is to take it for a failure."""
 
 
 @final
@@ -24,6 +31,7 @@ class StopSignal:
         self.received: str | None = None
         """Name of the first signal, such as SIGTERM; None so far."""
         self._previous: dict[signal.Signals, Any] = {}
+        self._leaves_at_once = False
 
     def __enter__(self) -> StopSignal:
         self._previous = {number: signal.getsignal(number) for number in SIGNALS}
@@ -39,7 +47,15 @@ class StopSignal:
         for number in SIGNALS:
             signal.signal(number, self._remember)
             # Paddle's store of a job takes an interrupted system call for a lost connection.
-            signal.siginterrupt(number, False)
+            signal.siginterrupt(number, self._leaves_at_once)
+
+    def leave_at_once(self, yes: bool) -> None:
+        """Whether a signal raises `StoppedEarly` wherever the process is, also where it waits for a file.
+
+        For a process on its own, until training begins: reading data can take long, and nothing is lost by leaving it.
+        """
+        self._leaves_at_once = yes
+        self.install_again()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -59,8 +75,15 @@ class StopSignal:
         self._previous = {}
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
-        if self.received is None:
+        first = self.received is None
+        if first:
             self.received = signal.Signals(number).name
+        if self._leaves_at_once:
+            self.stay_deaf()
+            raise StoppedEarly(f"stopped by {self.received} before the first step: nothing was begun")
+        if first:
+            with suppress(OSError):  # not `print`, which may just be at work
+                os.write(_STDERR, f"{self.received}: the step in hand is finished first\n".encode())
 
 
 def stop_with_launcher() -> None:

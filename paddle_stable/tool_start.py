@@ -1,4 +1,4 @@
-"""What every command does first: threads, quiet libraries, denormals, memory, log lines on the terminal."""
+"""What every command does first: Ctrl-C, threads, quiet libraries, denormals, memory, log lines on the terminal."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import contextlib
 import io
 import logging
 import os
+import signal
 import sys
 import warnings
+from types import FrameType
+from typing import NoReturn
 
 _NOISE = (
     "No ccache found",  # paddle, on import
@@ -21,6 +24,7 @@ _NOISE = (
 
 def start_tool() -> None:
     """Call once at the beginning of a command, after its arguments are parsed and before Paddle is imported."""
+    signal.signal(signal.SIGINT, _leave)
     for message in _NOISE:
         warnings.filterwarnings("ignore", message=message)
     use_all_cores()
@@ -37,6 +41,11 @@ def start_tool() -> None:
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     log.propagate = False  # paddlenlp puts a handler of its own on the root logger
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    """Ctrl-C ends a command without a traceback, as the shell expects it; temporary files are removed on the way."""
+    sys.exit(128 + number)
 
 
 def use_all_cores() -> None:

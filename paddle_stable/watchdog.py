@@ -5,7 +5,6 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -15,6 +14,7 @@ from typing import final
 
 from paddle_stable.errors import ExitCode
 from paddle_stable.run_folder import write_exit
+from paddle_stable.terminal import complain
 
 _TICK_SECONDS = 0.5
 _STDERR = 2
@@ -124,15 +124,13 @@ class Watchdog:
                 stream.flush()
                 faulthandler.dump_traceback(stream, all_threads=True)
         write_exit(self._folder, ExitCode.HANG, reason, step=self._heartbeat.step, retry=True)
-        with suppress(OSError):
-            print(reason, file=sys.stderr, flush=True)
+        complain(reason)
         time.sleep(LINGER_SECONDS)
         os._exit(ExitCode.HANG)
 
 
 def _leave(code: ExitCode, reason: str) -> None:
-    with suppress(OSError):
-        print(reason, file=sys.stderr, flush=True)
+    complain(reason)
     os._exit(code)
 
 

@@ -41,7 +41,7 @@ class Writers(ABC):
 
     @abstractmethod
     def text(self, tag: str, text: str, step: int = 0) -> None:
-        """Record a text (Markdown). The same one again is not recorded twice, so that a resumed run may repeat it."""
+        """Record a text (Markdown), unless it is the newest of its tag already: a resumed run may repeat it."""
 
     @abstractmethod
     def hyper_parameters(self, values: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
@@ -61,6 +61,10 @@ class Writers(ABC):
     @abstractmethod
     def note(self, message: str) -> None:
         """Show a message and keep it, with the time, in run.log."""
+
+    @abstractmethod
+    def keep(self, message: str) -> None:
+        """Keep a message, with the time, in run.log, without showing it."""
 
     @abstractmethod
     def close(self) -> None:
@@ -92,6 +96,9 @@ class NoRecord(Writers):
     def note(self, message: str) -> None:
         """Nothing."""
 
+    def keep(self, message: str) -> None:
+        """Nothing."""
+
     def close(self) -> None:
         """Nothing."""
 
@@ -108,7 +115,8 @@ class RunRecord(Writers):
         self._console = console
         self._step = step
         self._left_out = metrics_log.count_left_out(log.kept)
-        self._once: set[Text | Image] = {_identity(r) for r in log.kept if isinstance(r, Text | Image)}
+        self._texts = {record.tag: record.text for record in log.kept if isinstance(record, Text)}
+        self._images = {(record.tag, record.step, record.path) for record in log.kept if isinstance(record, Image)}
         self._run_log = (folder / "run.log").open("a", encoding="utf8", buffering=1)
 
     @staticmethod
@@ -154,7 +162,9 @@ class RunRecord(Writers):
 
     def text(self, tag: str, text: str, step: int = 0) -> None:
         """Record a text once."""
-        self._record_once(Text(step=step, tag=tag, text=text))
+        if self._texts.get(tag) != text:
+            self._texts[tag] = text
+            self._record(Text(step=step, tag=tag, text=text))
 
     def hyper_parameters(self, values: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
         """Record what was asked and what came out, at the newest step."""
@@ -162,12 +172,18 @@ class RunRecord(Writers):
 
     def image(self, tag: str, step: int, path: Path) -> None:
         """Record the path of a picture, and show the picture."""
-        inside = path.resolve().relative_to(self._folder.resolve())
-        self._record_once(Image(step=step, tag=tag, path=inside.as_posix()))
+        inside = path.resolve().relative_to(self._folder.resolve()).as_posix()
+        if (tag, step, inside) not in self._images:
+            self._images.add((tag, step, inside))
+            self._record(Image(step=step, tag=tag, path=inside))
 
     def note(self, message: str) -> None:
         """Show a message and keep it."""
         self._console.line(message)
+        self.keep(message)
+
+    def keep(self, message: str) -> None:
+        """Write it down."""
         self._run_log.write(f"{datetime.now().isoformat(sep=' ', timespec='seconds')}  {message}\n")
 
     def close(self) -> None:
@@ -182,12 +198,6 @@ class RunRecord(Writers):
         self._log.append(record)
         self._visualdl.add(record)
 
-    def _record_once(self, record: Text | Image) -> None:
-        identity = _identity(record)
-        if identity not in self._once:
-            self._once.add(identity)
-            self._record(record)
-
     def _with_left_out(self, record: Scalars) -> Scalars:
         """The record with a count of non-finite values that has those in it that were left out of records."""
         left_out = self._left_out + len(record.dropped)
@@ -195,11 +205,6 @@ class RunRecord(Writers):
             return record
         count = record.scalars.get(NONFINITE_VALUES, 0.0) + left_out
         return record.model_copy(update={"scalars": {**record.scalars, NONFINITE_VALUES: count}})
-
-
-def _identity(record: Text | Image) -> Text | Image:
-    """What makes a text or an image the same as another one: everything but the time of writing."""
-    return record.model_copy(update={"time": 0})
 
 
 def _skip_line(report: StepReport) -> str:

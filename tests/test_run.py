@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import multiprocessing
 import os
 import resource
 import signal
+import struct
 import subprocess
+import termios
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -54,16 +59,71 @@ def record(folder: Path) -> dict[str, Any]:
     return read
 
 
-def test_a_signal_while_the_data_load_ends_the_run_with_a_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_signal_while_the_data_load_ends_a_process_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "told.py").write_text(TASKS, encoding="utf8")
     monkeypatch.syspath_prepend(str(tmp_path))
     code = run_training(request(tmp_path, trust=True, **{"task.target": "told.ToldWhileLoading"}))
     assert code == 75
+    assert "stopped by SIGTERM before the first step" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_signal_between_the_data_and_the_first_step_is_in_exit_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "_begin", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    assert run_training(request(tmp_path)) == 75
     end = record(tmp_path)
-    assert (end["code"], end["step"], end["retry"]) == (75, 1, True)
-    assert [path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*")] == ["step-000001"]
+    assert (end["code"], end["step"], end["retry"]) == (75, 0, True)
+
+
+def test_a_signal_is_heard_while_a_data_file_keeps_the_process_waiting(tmp_path: Path) -> None:
+    train = Train(tmp_path)
+    os.mkfifo(tmp_path / "endless.csv")
+    process = subprocess.Popen(
+        train.command("--check", data__file=str(tmp_path / "endless.csv")),
+        env=train.environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    writer = None
+    while writer is None and process.poll() is None:
+        with contextlib.suppress(OSError):  # until the process reads
+            writer = os.open(tmp_path / "endless.csv", os.O_WRONLY | os.O_NONBLOCK)
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 75, errors
+    assert "stopped by SIGTERM before the first step" in errors
+
+
+def test_a_run_goes_on_when_nobody_reads_its_lines_any_more(tmp_path: Path) -> None:
+    train = Train(tmp_path)
+    reader, writer = os.pipe()
+    os.close(reader)
+    fault = "faults=[{step: 3, kind: withhold}]"  # which an advice names before the first step
+    for command in (train.command("--check", "-o", fault), train.command("-o", fault)):
+        done = subprocess.run(command, env=train.environment, cwd=tmp_path, stdout=writer, stderr=writer, check=False)
+        assert done.returncode == 0
+    os.close(writer)
+    assert record(tmp_path)["code"] == 0
+    assert "step 3 skipped" in (tmp_path / "run" / "run.log").read_text(encoding="utf8")
+
+
+def test_a_run_goes_on_when_its_terminal_is_closed(tmp_path: Path) -> None:
+    """As after `disown` and a lost connection: the progress bar meets an input/output error."""
+    train = Train(tmp_path)
+    screen, terminal = os.openpty()
+    fcntl.ioctl(screen, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
+    process = subprocess.Popen(
+        ["env", "--ignore-signal=HUP", *train.command(run__steps=600, run__log_every=1)],
+        env=train.environment, cwd=tmp_path, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
+    )  # fmt: skip
+    os.close(terminal)
+    wait_for_steps(tmp_path / "run", process)
+    os.close(screen)
+    assert process.wait(timeout=120) == 0
+    assert record(tmp_path)["code"] == 0
 
 
 def test_a_signal_is_heard_by_a_run_of_ernie_too(tmp_path: Path) -> None:

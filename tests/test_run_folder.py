@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -91,8 +92,9 @@ def test_what_is_in_the_way_is_said_at_once(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_an_input_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match=r"run\.output_dir cannot be written"):
-        RunFolder(tmp_path / "file" / "run")
+    for path in (tmp_path / "file" / "run", tmp_path / "file", Path(os.devnull)):
+        with pytest.raises(InputError, match=r"run\.output_dir cannot be written: .* is no folder"):
+            RunFolder(path)
 
 
 def test_exit_json_says_how_the_run_ended(tmp_path: Path) -> None:

@@ -45,3 +45,19 @@ def test_a_command_starts_quietly_with_denormals_flushed() -> None:
     )  # fmt: skip
     assert done.stdout.strip() == "0.0"
     assert done.stderr.strip() == "a line"
+
+
+def test_ctrl_c_ends_a_command_without_a_traceback() -> None:
+    code = (
+        "import os, signal\n"
+        "from paddle_stable.tool_start import start_tool\n"
+        "start_tool()\n"
+        "try:\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "finally:\n"
+        "    print('tidied up')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "tidied up\n", "")

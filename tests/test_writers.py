@@ -192,6 +192,7 @@ def test_what_a_resumed_run_repeats_is_recorded_once(record: RunRecord, folder: 
     record.close()
     again = RunRecord.open(folder, total_steps=20, resume_step=resume_step)
     finish(again)
+    again.text("recipe", "run: {}", step=20)
     again.text("recipe", "run: {steps: 30}")
     again.close()
     kinds = [(r.kind, r.step) for r in read_records(folder / "metrics.jsonl")]
@@ -260,6 +261,7 @@ def test_other_processes_write_nothing(tmp_path: Path, caplog: pytest.LogCapture
         writers.hyper_parameters({}, {})
         writers.image("forecast", 1, tmp_path / "missing.png")
         writers.note("anything")
+        writers.keep("anything")
         writers.close()
     assert list(tmp_path.iterdir()) == []
     assert caplog.text == ""

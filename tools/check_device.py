@@ -28,20 +28,24 @@ def main() -> int:
 
     from paddle_stable.device_check import DeviceCheck
     from paddle_stable.errors import ExitCode, InputError
+    from paddle_stable.terminal import complain, say
 
     checks = []
     try:
         with tempfile.TemporaryDirectory() as folder:
             for check in DeviceCheck(arguments.config, arguments.device, Path(folder)).run():
-                print(check, flush=True)
+                say(str(check))
                 checks.append(check)
     except InputError as error:
-        print(error, file=sys.stderr)
+        complain(str(error))
         return ExitCode.INPUT
     broken = sum(check.held is False for check in checks)
     held = sum(check.held is True for check in checks)
-    print(f"{paddle.get_device()}, paddle {paddle.__version__}: {held} held, {broken} broken, "
-          f"{len(checks) - held - broken} not possible here")  # fmt: skip
+    impossible = len(checks) - held - broken
+    say(
+        f"{paddle.get_device()}, paddle {paddle.__version__}: {held} held, {broken} broken, "
+        f"{impossible} not possible here"
+    )
     return ExitCode.ERROR if broken or not held else ExitCode.DONE  # nothing that held is no good news
 
 

@@ -28,17 +28,18 @@ def main() -> int:
     from paddle_stable.diagnosis import reproduce
     from paddle_stable.errors import ExitCode, InputError
     from paddle_stable.stability.incident_report import as_markdown
+    from paddle_stable.terminal import complain, say
 
     try:
         found = reproduce(arguments.folder, trust=arguments.trust)
     except (InputError, OSError) as error:
-        print(error, file=sys.stderr)
+        complain(str(error))
         return ExitCode.INPUT
-    print(as_markdown(found.findings, str(arguments.folder)))
+    say(as_markdown(found.findings, str(arguments.folder)))
     if found.is_same:
-        print("The same as in the run.")
+        say("The same as in the run.")
         return ExitCode.DONE
-    print(f"Not the same as in the run, which found: {found.cause_then}, first at {found.layer_then}.")
+    say(f"Not the same as in the run, which found: {found.cause_then}, first at {found.layer_then}.")
     return ExitCode.ERROR
 
 

@@ -44,24 +44,25 @@ def main() -> int:
     from paddle_stable.errors import ExitCode, InputError, StepFailed
     from paddle_stable.find_clip import describe, observe, open_folder, write_report
     from paddle_stable.recipe_io import load_recipe
+    from paddle_stable.terminal import complain, say
 
     folder = arguments.output or Path("runs") / "find_clip" / Path(arguments.config).stem
     try:
         loaded = load_recipe(arguments.config, arguments.override, smoke=arguments.smoke, trust=arguments.trust)
         open_folder(folder)
         observed = observe(loaded, arguments.steps)
-        print(describe(observed, loaded.recipe.clip.kind))
+        say(describe(observed, loaded.recipe.clip.kind))
         picture, values = write_report(observed, folder)
     except InputError as error:
-        print(error, file=sys.stderr)
+        complain(str(error))
         return ExitCode.INPUT
     except (StepFailed, SampleError, WorkerDied) as error:
-        print(error, file=sys.stderr)
+        complain(str(error))
         return ExitCode.ERROR
     except OSError as error:
-        print(f"{folder}: the picture and the norms could not be written: {error}", file=sys.stderr)
+        complain(f"{folder}: the picture and the norms could not be written: {error}")
         return ExitCode.ERROR
-    print(f"The picture: {picture}; the norms: {values}")
+    say(f"The picture: {picture}; the norms: {values}")
     return ExitCode.DONE
 
 

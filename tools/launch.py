@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from paddle_stable.errors import ExitCode, InputError
 from paddle_stable.launching import launch
+from paddle_stable.terminal import complain
 
 
 def parser() -> argparse.ArgumentParser:
@@ -32,18 +33,13 @@ def parser() -> argparse.ArgumentParser:
     return result
 
 
-def say(line: str) -> None:
-    """Print at once: the launcher writes to the same terminal."""
-    print(line, file=sys.stderr, flush=True)
-
-
 def main() -> int:
     """Watch the launcher until the run has ended for good."""
     arguments, launched = parser().parse_known_args()
     try:
-        return launch(launched, max_restarts=arguments.max_restarts, say=say)
+        return launch(launched, max_restarts=arguments.max_restarts, say=complain)
     except InputError as error:
-        say(str(error))
+        complain(str(error))
         return ExitCode.INPUT
 
 

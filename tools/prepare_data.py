@@ -16,6 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from paddle_stable.errors import ExitCode, InputError
+from paddle_stable.terminal import complain, say
 
 # Every subcommand is two functions: `add_…` declares its options, the other does it with one call into
 # paddle_stable/data/, imported there so that --help answers at once.
@@ -33,7 +34,7 @@ def reviews(options: argparse.Namespace) -> None:
     from paddle_stable.data.reviews import prepare_reviews
 
     for paragraph in prepare_reviews(options.output, baseline=not options.no_baseline):
-        print(paragraph, flush=True)
+        say(paragraph)
 
 
 def add_series(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], None]:
@@ -47,7 +48,7 @@ def series(options: argparse.Namespace) -> None:
     from paddle_stable.data.market import write_market_series
 
     for written in write_market_series(options.output):
-        print(written, flush=True)
+        say(str(written))
 
 
 def add_text_images(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], None]:
@@ -70,7 +71,7 @@ def text_images(options: argparse.Namespace) -> None:
     font = named[options.chinese_font] if options.chinese_font in named else Path(options.chinese_font)
     sizes = {"train": options.train, "dev": options.dev, "test": options.test}
     for sentence in write_text_images(options.output, sizes, seed=options.seed, chinese_font=font):
-        print(sentence, flush=True)
+        say(sentence)
 
 
 def _count(text: str) -> int:
@@ -104,13 +105,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options.run(options)
     except InputError as error:
-        print(error, file=sys.stderr)
+        complain(str(error))
         return ExitCode.INPUT
     except OSError as error:
-        print(f"The data cannot be written: {error}. Choose another --output.", file=sys.stderr)
+        complain(f"The data cannot be written: {error}. Choose another --output.")
         return ExitCode.INPUT
     except KeyboardInterrupt:
-        print("Stopped; what is written so far is not complete. Run it again.", file=sys.stderr)
+        complain("Stopped; what is written so far is not complete. Run it again.")
         return 128 + signal.SIGINT
     return ExitCode.DONE
 

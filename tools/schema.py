@@ -26,14 +26,15 @@ def main() -> int:
     sys.path.insert(0, str(ROOT))
     from paddle_stable.recipe_schema import render_schema
     from paddle_stable.recipe_target import built_in_tasks
+    from paddle_stable.terminal import complain, say
 
     tasks = built_in_tasks()
     try:
         arguments.output.write_text(render_schema(tasks), encoding="utf-8")
     except OSError as error:
-        print(f"The schema cannot be written: {error}. Choose another --output.", file=sys.stderr)
+        complain(f"The schema cannot be written: {error}. Choose another --output.")
         return 2
-    print(f"{arguments.output}: {len(tasks)} tasks")
+    say(f"{arguments.output}: {len(tasks)} tasks")
     return 0
 
 

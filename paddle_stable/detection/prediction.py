@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from paddle_stable.errors import ExitCode, InputError, Problem
 from paddle_stable.recipe_io import load_recipe
 from paddle_stable.scoring import find_checkpoint
 from paddle_stable.tasks.dbnet import DbnetConfig, DbnetDetection, texts_of
+from paddle_stable.terminal import complain, say
 from paddle_stable.training_state import StateMismatch, load_model_arrays
 
 _MUCH_SMALLER = 0.5
@@ -109,13 +109,13 @@ def predict(request: PredictionRequest) -> ExitCode:
         path = request.output / "texts.json"
         path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         count = sum(len(result["texts"]) for result in results)
-        print(f"{count} texts in {len(results)} images: {path}", flush=True)
+        say(f"{count} texts in {len(results)} images: {path}")
         for sentence in _shrunk(results, detector.view_size):
-            print(sentence, flush=True)
+            say(sentence)
         if problems:
             raise InputError(f"{len(problems)} of {len(images)} images could not be used:", problems)
     except (InputError, CheckpointError, StateMismatch, OSError) as error:
-        print(error, file=sys.stderr, flush=True)
+        complain(str(error))
         return ExitCode.INPUT
     return ExitCode.DONE
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from visualdl import LogReader
@@ -76,14 +77,17 @@ def test_a_signal_saves_and_resuming_ends_where_the_uninterrupted_run_does(train
         time.sleep(0.05)
     _, errors = process.communicate()
     assert process.returncode == 75, errors
-    assert exit_record(broken)[0] == 75
+    code, reason = exit_record(broken)
+    assert code == 75
+    assert "SIGTERM: the step in hand is finished first\n" in errors
+    assert (broken / "run.log").read_text(encoding="utf8").endswith(f"  {reason}\n")
     resumed = train("--resume", "auto", run__output_dir=str(broken), run__steps=300, run__eval_every=100)
     assert resumed.returncode == 0, resumed.stderr
     assert final_digest(broken) == final_digest(whole)
     assert curve(broken) == curve(whole)
 
 
-def wait_for_steps(run: Path, process: subprocess.Popen[str]) -> None:
+def wait_for_steps(run: Path, process: subprocess.Popen[Any]) -> None:
     """Until the first scalars are on disk."""
     while process.poll() is None:
         if (run / "metrics.jsonl").exists() and '"train/loss"' in (run / "metrics.jsonl").read_text(encoding="utf8"):
