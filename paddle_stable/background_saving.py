@@ -7,9 +7,9 @@ the memory of one more state, from its first save to its end.
 
 from __future__ import annotations
 
-import threading
-import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import final
 
 from paddle_stable.checkpoint import CheckpointError, CheckpointParts, CheckpointStore, refuse_non_finite
@@ -17,13 +17,13 @@ from paddle_stable.training_state import HostMemory
 
 
 @final
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Save:
-    """A save in flight; the thread that writes sets `failure`, and whoever has joined it reads it."""
+    """A save in flight."""
 
     step: int
     best: bool
-    failure: Exception | None = None
+    written: Future[Path]
 
 
 @final
@@ -33,19 +33,20 @@ class BackgroundSaving:
     def __init__(self, store: CheckpointStore) -> None:
         """Nothing is in flight."""
         self._store = store
-        self._thread: threading.Thread | None = None
+        # One thread for all saves: training would wait for the start of each.
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="saving")
         self._save: _Save | None = None
         self._memory = HostMemory()
 
     @property
     def has_failed(self) -> bool:
         """Whether a checkpoint could not be written and `finish` has not said so yet. Does not wait."""
-        return self._save is not None and not self._is_writing() and self._save.failure is not None
+        return self._save is not None and self._save.written.done() and self._save.written.exception() is not None
 
     @property
     def has_saved(self) -> bool:
         """Whether a checkpoint has been written and `finish` has not said so yet. Does not wait."""
-        return self._save is not None and not self._is_writing() and self._save.failure is None
+        return self._save is not None and self._save.written.done() and self._save.written.exception() is None
 
     def memory(self) -> HostMemory:
         """Where to put the copies for the next save. Waits for the save in flight, whose copies are there."""
@@ -54,7 +55,7 @@ class BackgroundSaving:
         return self._memory
 
     def begin(self, step: int, parts: CheckpointParts, *, best: bool) -> None:
-        """Look the state over and hand it to a thread that writes it. Waits for the save before, if there is one.
+        """Look the state over and hand it to the thread that writes. Waits for the save before, if there is one.
 
         Args:
             step: attempted steps so far.
@@ -67,10 +68,7 @@ class BackgroundSaving:
         """
         self.finish()
         refuse_non_finite(parts)
-        self._save = _Save(step, best)
-        # Not a daemon: a process that comes to an end of its own waits for it.
-        self._thread = threading.Thread(target=self._write, args=(self._save, parts), name=f"saving step {step}")
-        self._thread.start()
+        self._save = _Save(step, best, self._writer.submit(self._store.save, step, parts, best=best))
 
     def finish(self) -> str | None:
         """Wait for the save in flight.
@@ -81,32 +79,20 @@ class BackgroundSaving:
         Raises:
             CheckpointError: when it could not be written, once. All earlier checkpoints are as they were.
         """
-        self.wait()
         save, self._save = self._save, None
         if save is None:
             return None
-        if isinstance(save.failure, CheckpointError):
-            raise save.failure
-        if save.failure is not None:
-            name = type(save.failure).__name__
+        failure = save.written.exception()
+        if isinstance(failure, CheckpointError):
+            raise failure
+        if failure is not None:
+            name = type(failure).__name__
             raise CheckpointError(
-                f"the checkpoint of step {save.step} could not be saved: {name}: {save.failure}"
-            ) from save.failure
+                f"the checkpoint of step {save.step} could not be saved: {name}: {failure}"
+            ) from failure
         return f"step {save.step}: checkpoint saved{' (best)' if save.best else ''}"
 
     def wait(self) -> None:
         """Wait for the save in flight, and leave it to `finish` to say how it went."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-
-    def _is_writing(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
-
-    def _write(self, save: _Save, parts: CheckpointParts) -> None:
-        # Whoever starts a thread waits until it lets go of the interpreter, which it would keep for five milliseconds.
-        time.sleep(0.001)
-        try:
-            self._store.save(save.step, parts, best=save.best)
-        except Exception as error:  # noqa: BLE001 - whatever it is, `finish` raises it where it is heard
-            save.failure = error
+        if self._save is not None:
+            self._save.written.exception()

@@ -37,6 +37,8 @@ MANIFEST = "manifest.json"
 
 _OWN_FILES = (MODEL, OPTIMIZER, STATE, MANIFEST, SNAPSHOT)
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+_WORTH_THREADS = 16 << 20
+"""Bytes from which on it takes longer to read them than to start threads."""
 _TYPES = (
     *map(np.dtype, ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")),
     _BFLOAT16,
@@ -221,10 +223,8 @@ def read_folder(folder: Path, *, verify: bool) -> tuple[CheckpointParts | None, 
     problems = size_problems(folder, manifest)
     if problems:
         return None, problems
-    names = sorted(manifest.files, key=lambda name: -manifest.files[name].size)
-    expected = {name: manifest.files[name].sha256 if verify else None for name in names}
-    results = dict(zip(names, in_parallel(lambda name: _read_file(folder / name, expected[name]), names), strict=True))
-    problems = [problem for name in names for problem in results[name].problems]
+    results = _read_files(folder, manifest, verify=verify)
+    problems = [problem for result in results.values() for problem in result.problems]
     missing = [f"{name} is not in the manifest" for name in _OWN_FILES[:3] if name not in results]
     if problems or missing:
         return None, problems + missing
@@ -291,6 +291,17 @@ def in_parallel(work: Callable[[_Job], _Result], jobs: Iterable[_Job]) -> list[_
     """Results in the order of the jobs. Hashing and file access let go of the interpreter, so threads help."""
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
         return list(pool.map(work, jobs))
+
+
+def _read_files(folder: Path, manifest: Manifest, *, verify: bool) -> dict[str, _FileResult]:
+    """What is in the files, by name, the largest first."""
+
+    def read(name: str) -> _FileResult:
+        return _read_file(folder / name, manifest.files[name].sha256 if verify else None)
+
+    names = sorted(manifest.files, key=lambda name: -manifest.files[name].size)
+    pays = sum(record.size for record in manifest.files.values()) >= _WORTH_THREADS
+    return dict(zip(names, in_parallel(read, names) if pays else map(read, names), strict=True))
 
 
 @final
