@@ -314,7 +314,8 @@ def main() -> None:
     peers = {"PaddleOCR": peer, "PaddleOCR that keeps freed memory": keeping}
     print(compare_speed(peers, data, images, options.rounds))
     print(compare_postprocessing(peer, images, options.rounds))
-    peer.close(), keeping.close()
+    peer.close()
+    keeping.close()
     print(renderer_speed())
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+sys.path.insert(0, str(ROOT))
 
 import numpy as np  # noqa: F401  has to be there before denormals are flushed
 
@@ -22,9 +22,9 @@ from paddle_stable.tool_start import start_tool
 if __name__ == "__main__":
     start_tool()  # before the first tensor
 
-from det_gauge import detect, score
-
+from benchmarks.det_gauge import detect, score
 from paddle_stable.build import Prepared, prepare, use_device
+from paddle_stable.data.detection import DetectionData
 from paddle_stable.data.detection_labels import read_labels
 from paddle_stable.distributed import World
 from paddle_stable.evaluation import evaluate
@@ -64,6 +64,8 @@ def main() -> None:
     load_model_arrays(run.model, store.load(checkpoint).model)
     print(row(f"{checkpoint.name} of {options.run}", hmean(run)), flush=True)
     if options.python is not None:
+        assert isinstance(loaded.recipe.data, DetectionData)
+        assert loaded.recipe.data.test is not None
         source = loaded.recipe.data.test
         labels = read_labels(Path(source.labels), Path(source.images) if source.images else None)
         found = detect(options.python, [image.image for image in labels.images])

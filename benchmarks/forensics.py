@@ -36,7 +36,7 @@ from paddle import nn
 
 from benchmarks.finished_cells import append, finished
 from paddle_stable.build import build_trainer, prepare
-from paddle_stable.data.dataset import Batch
+from paddle_stable.data.dataset import Array, Batch
 from paddle_stable.data.loader import Window
 from paddle_stable.distributed import World
 from paddle_stable.recipe_io import load_recipe
@@ -70,7 +70,7 @@ class Injection:
     """Changes the network before it is trained."""
     weights: Callable[[nn.Layer], None] | None = None
     """Changes weights after some steps."""
-    sample: Callable[[dict[str, np.ndarray]], None] | None = None
+    sample: Callable[[dict[str, Array]], None] | None = None
     """Changes the arrays of one batch, after some steps."""
     reason: SkipReason = SkipReason.NONFINITE
     """A spike is a finite step that is declared one."""
@@ -250,7 +250,7 @@ def element(
 ) -> Callable[[dict[str, Any]], None]:
     """Set one number of one sample, or multiply it."""
 
-    def change(arrays: dict[str, np.ndarray]) -> None:
+    def change(arrays: dict[str, Array]) -> None:
         arrays[name][index] = arrays[name][index] * value if times else value
 
     return change
@@ -483,7 +483,8 @@ def _trainer(cell: Cell, folder: Path) -> Trainer:
 
 
 def _train_into_it(trainer: Trainer, cell: Cell) -> None:
-    injection, windows = cell.injection, trainer.loader.steps()
+    injection = cell.injection
+    windows: Iterator[Window] = trainer.loader.steps()
     arithmetic = injection.network is not None and injection.reason is SkipReason.NONFINITE
     before = 0 if arithmetic else cell.steps_before
     for _ in range(before):
@@ -524,7 +525,7 @@ def _declare(trainer: Trainer, windows: Iterator[Window], cell: Cell) -> None:
     trainer.incident = trainer.forensics.explain(replace(report, verdict=verdict), window.parts, trainer.monitor)
 
 
-def _changed(window: Window, change: Callable[[dict[str, np.ndarray]], None]) -> Window:
+def _changed(window: Window, change: Callable[[dict[str, Array]], None]) -> Window:
     first = window.parts[0]
     arrays = {name: tensor.numpy().copy() for name, tensor in first.tensors.items()}
     change(arrays)

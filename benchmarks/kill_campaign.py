@@ -36,11 +36,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from campaign.child import Assignment, Moment
-from campaign.judging import differences, result_of, sample_problems
-from campaign.mishaps import MISHAPS, ON_A_DISK_OF_ITS_OWN, small_disk
-from campaign.processes import plain_run, work
-
+from benchmarks.campaign.child import Assignment, Moment
+from benchmarks.campaign.judging import differences, result_of, sample_problems
+from benchmarks.campaign.mishaps import MISHAPS, ON_A_DISK_OF_ITS_OWN, small_disk
+from benchmarks.campaign.processes import plain_run, work
 from benchmarks.finished_cells import append, finished
 from paddle_stable.recipe_io import load_recipe
 from paddle_stable.tool_start import start_tool
@@ -131,7 +130,8 @@ def killed_run(course: Course, cell: Cell, rng: random.Random) -> dict[str, Any]
     kills = 5 if cell.number % 10 == 9 else rng.randint(1, 3)
     control = cell.what == "control"
     assignment = course.assignment(cell.key, **{"data.workers": 2 if rng.random() < 0.25 else 0})
-    hits, problems = [], []
+    hits: list[str] = []
+    problems: list[str] = []
     for number in range(PROCESSES):
         assignment = replace(assignment, number=number, forgets_position=control and number > 0)
         ended = _one_more_kill(course, cell, assignment, rng) if len(hits) < kills else work(

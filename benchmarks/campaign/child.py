@@ -106,7 +106,7 @@ def _train(assignment: Assignment, board: Board, news: int) -> int:
     watch = _Watch(assignment, board, news)
     watch.wrap_all()
     if assignment.forgets_position:
-        Loader.skip_to = lambda self, position: None  # type: ignore[method-assign, assignment]
+        Loader.skip_to = lambda self, position: None  # type: ignore[method-assign]
     if assignment.clock:
         clock = time.time
         time.time = lambda: clock() + assignment.clock
@@ -151,7 +151,7 @@ class _Watch:
         def step_with_samples(trainer: Trainer, windows: Iterator[Any], **named: Any) -> Any:
             return step(trainer, self._noted(trainer.progress.step + 1, windows), **named)
 
-        Trainer.train_step = step_with_samples  # type: ignore[method-assign]
+        Trainer.train_step = step_with_samples  # type: ignore[method-assign, assignment]
 
     def write_durations(self) -> None:
         """How often every phase was entered and how long it took in the middle; and what was imported for it."""

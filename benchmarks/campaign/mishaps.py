@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from campaign.child import Assignment, Moment
-from campaign.processes import Processes, work
-
+from benchmarks.campaign.child import Assignment, Moment
+from benchmarks.campaign.processes import Processes, work
 from paddle_stable.checkpoint import CheckpointStore
 
 Mishap = Callable[[Assignment, random.Random], list[str]]

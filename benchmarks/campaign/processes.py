@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
-from campaign.child import Assignment, Board, live
+from benchmarks.campaign.child import Assignment, Board, live
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 240.0

@@ -49,7 +49,8 @@ def draw_faults(seed: int, train_rows: int) -> list[Fault]:
     Raises:
         ValueError: when the training range is too short for them.
     """
-    kinds: list[Kind] = ["unit error"] * UNIT_ERRORS + ["missing price"] * MISSING_PRICES + ["shock"] * SHOCKS
+    counts: dict[Kind, int] = {"unit error": UNIT_ERRORS, "missing price": MISSING_PRICES, "shock": SHOCKS}
+    kinds = [kind for kind, count in counts.items() for _ in range(count)]
     free = train_rows - (len(kinds) + 1) * SPACE
     if free < len(kinds):
         raise ValueError(f"{len(kinds)} faults with {SPACE} rows between them do not fit into {train_rows} rows")
