@@ -38,6 +38,7 @@ import paddle
 from paddle_stable.background_saving import BackgroundSaving
 from paddle_stable.checkpoint import CheckpointParts, CheckpointStore
 from paddle_stable.training_state import model_arrays, optimizer_arrays
+from paddle_stable.writers import NoRecord
 
 TARGETS = {
     ("blocking", "paddle.save"): 0.3,
@@ -131,7 +132,7 @@ class Bench:
         return CheckpointParts(model=model, optimizer=optimizer, state={}, assets={})
 
     def _begin(self) -> None:
-        self._saving.begin(self._step, self._parts(), best=False)
+        self._saving.begin(self._step, self._parts(), best=False, records=NoRecord())
 
     def _save_theirs(self) -> None:
         paddle.save(self._model.state_dict(), str(self._theirs / "model.pdparams"))

@@ -48,8 +48,7 @@ def _other_recipes(texts: Sequence[str]) -> Iterator[Problem]:
 
 def _other_data(facts: Sequence[Sequence[str]]) -> Iterator[Problem]:
     for rank, here in enumerate(facts):
-        for fact in sorted(set(here) - set(facts[0])):
-            name = fact.rpartition(" ")[0]
+        for name in sorted({fact.rpartition(" ")[0] for fact in set(here) ^ set(facts[0])}):
             message = (
                 f"{name}: must be the same for all processes, and rank 0 has read another one. Copy the files anew"
             )

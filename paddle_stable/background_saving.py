@@ -14,6 +14,7 @@ from typing import final
 
 from paddle_stable.checkpoint import CheckpointError, CheckpointParts, CheckpointStore, refuse_non_finite
 from paddle_stable.training_state import HostMemory
+from paddle_stable.writers import Writers
 
 
 @final
@@ -54,13 +55,14 @@ class BackgroundSaving:
         self._memory.rewind()
         return self._memory
 
-    def begin(self, step: int, parts: CheckpointParts, *, best: bool) -> None:
+    def begin(self, step: int, parts: CheckpointParts, *, best: bool, records: Writers) -> None:
         """Look the state over and hand it to the thread that writes. Waits for the save before, if there is one.
 
         Args:
             step: attempted steps so far.
             parts: copies: nothing may change them any more.
             best: it is the best so far.
+            records: what has been recorded so far is on the disk before the checkpoint is.
 
         Raises:
             NonFiniteState: when an array holds NaN or inf. Nothing is written.
@@ -68,7 +70,7 @@ class BackgroundSaving:
         """
         self.finish()
         refuse_non_finite(parts)
-        self._save = _Save(step, best, self._writer.submit(self._store.save, step, parts, best=best))
+        self._save = _Save(step, best, self._writer.submit(self._write, step, parts, best, records))
 
     def finish(self) -> str | None:
         """Wait for the save in flight.
@@ -96,3 +98,7 @@ class BackgroundSaving:
         """Wait for the save in flight, and leave it to `finish` to say how it went."""
         if self._save is not None:
             self._save.written.exception()
+
+    def _write(self, step: int, parts: CheckpointParts, best: bool, records: Writers) -> Path:
+        records.flush()
+        return self._store.save(step, parts, best=best)

@@ -11,10 +11,8 @@ import errno
 import fcntl
 import logging
 import math
-import os
 import re
 import shutil
-import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -37,6 +35,7 @@ from paddle_stable.checkpoint_folder import (
     write_durably,
     write_folder,
 )
+from paddle_stable.process_name import has_ended, this_process
 
 __all__ = ["CheckpointError", "CheckpointParts", "CheckpointStore", "NonFiniteState", "refuse_non_finite"]
 
@@ -205,7 +204,7 @@ class CheckpointStore:
         return [_Entry(int(match[2]), match[1] is not None, path) for match, path in matches if match]
 
     def _write(self, step: int, parts: CheckpointParts, best: BestRecord | None) -> Path:
-        writing = self.folder / f"{_WRITING}step-{step:06d}-{_this_process()}"
+        writing = self.folder / f"{_WRITING}step-{step:06d}-{this_process()}"
         shutil.rmtree(writing, ignore_errors=True)
         writing.mkdir()
         try:
@@ -278,7 +277,7 @@ class CheckpointStore:
             return False
 
     def _write_best(self, record: BestRecord) -> None:
-        writing = self.folder / f"{_WRITING}best-{_this_process()}"
+        writing = self.folder / f"{_WRITING}best-{this_process()}"
         writing.unlink(missing_ok=True)
         write_durably(writing, _best_bytes(record))
         writing.replace(self.folder / _BEST)
@@ -304,7 +303,7 @@ class CheckpointStore:
 
     def _remove(self, path: Path) -> None:
         """Take the name away first, so that a half-removed folder is never taken for a damaged checkpoint."""
-        hidden = self.folder / f"{_REMOVING}{path.name}-{_this_process()}-{time.monotonic_ns()}"
+        hidden = self.folder / f"{_REMOVING}{path.name}-{this_process()}-{time.monotonic_ns()}"
         path.rename(hidden)
         shutil.rmtree(hidden, ignore_errors=True)
 
@@ -312,7 +311,7 @@ class CheckpointStore:
         """Finish what killed processes have begun, and remove what they could not finish."""
         self._finish_replacements()
         for entry in self.folder.iterdir():
-            unfinished = entry.name.startswith(_WRITING) and (certain or _process_is_gone(entry.name))
+            unfinished = entry.name.startswith(_WRITING) and (certain or has_ended(entry.name))
             if unfinished or entry.name.startswith(_REMOVING):
                 if entry.is_dir():
                     shutil.rmtree(entry, ignore_errors=True)
@@ -385,21 +384,3 @@ def _damage(path: Path) -> list[str]:
         return size_problems(path, read_manifest(path))
     except CheckpointError as error:
         return [str(error)]
-
-
-def _this_process() -> str:
-    return f"{re.sub('[^A-Za-z0-9.]', '_', socket.gethostname())}-{os.getpid()}"
-
-
-def _process_is_gone(name: str) -> bool:
-    """Whether the process that an unfinished folder or file is named after has ended; only this host's are known."""
-    host, _, pid = name.rpartition("-")
-    if not host.endswith("-" + _this_process().rpartition("-")[0]):
-        return False
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return int(pid) == os.getpid()

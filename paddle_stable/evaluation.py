@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
+import numpy as np
 import paddle
 
 from paddle_stable.data.dataset import Array, Dataset
@@ -53,4 +54,8 @@ def evaluate(
         if was_training:
             model.train()
     outputs = in_sample_order(mine, len(dataset), world)
-    return Evaluation(task.metrics(outputs, dataset), outputs)
+    metrics = task.metrics(outputs, dataset)
+    # Those of rank 0: a sum may end in another bit on another machine, and what is best, when to save and when to stop
+    # follow from them, on all processes alike.
+    values = world.gather_arrays([np.array(list(metrics.values()), np.float64)])[0][0]
+    return Evaluation(dict(zip(metrics, values.tolist(), strict=True)), outputs)

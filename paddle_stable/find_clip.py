@@ -21,7 +21,7 @@ from paddle_stable.errors import InputError
 from paddle_stable.recipe import ClipConfig, ModelKind, SpikeConfig
 from paddle_stable.recipe_checks import CLIP_RANGES
 from paddle_stable.recipe_io import LoadedRecipe
-from paddle_stable.stability.advice import ENOUGH_STEPS, HIGH_CLIP_RATE
+from paddle_stable.stability.advice import ENOUGH_STEPS, HIGH_CLIP_RATE, StartingBound
 from paddle_stable.stability.step_report import StepReport
 
 PERCENTILES = (5, 25, 50, 75, 90, 95, 99, 100)
@@ -48,9 +48,14 @@ class ObservedNorms:
         return float(np.percentile(self.norms, percent))
 
     @property
-    def max_norm(self) -> float:
-        """The recommendation: the 95th percentile to three digits."""
+    def p95(self) -> float:
+        """The 95th percentile to three digits."""
         return float(f"{self.percentile(RECOMMENDED):.3g}")
+
+    @property
+    def start(self) -> StartingBound:
+        """The recommendation."""
+        return StartingBound.of(self.p95, self.model_kind, self.clip_rate)
 
     def clip_rate(self, bound: float) -> float:
         """Part of these steps that the bound would have limited."""
@@ -87,7 +92,10 @@ def observe(loaded: LoadedRecipe, steps: int) -> ObservedNorms:
     quarantine = recipe.stability.quarantine.model_copy(update={"after": None})
     stability = recipe.stability.model_copy(update={**observing, "quarantine": quarantine})
     forensics = recipe.forensics.model_copy(update={"enabled": False})
-    free = recipe.model_copy(update={"clip": ClipConfig(kind="none"), "stability": stability, "forensics": forensics})
+    # Without the recipe's faults: a bound that follows from their norms would be one for nothing else.
+    free = recipe.model_copy(
+        update={"clip": ClipConfig(kind="none"), "stability": stability, "forensics": forensics, "faults": ()}
+    )
     use_device(free)
     world = World.single()
     trainer = build_trainer(prepare(replace(loaded, recipe=free), world), world, folder=Path(recipe.run.output_dir))
@@ -136,25 +144,25 @@ def describe(observed: ObservedNorms, kind: str = "global_norm") -> str:
         f"{len(observed.norms)} steps without a clip{skipped}. That part of the gradient norms is below:",
         *shown,
         "",
-        f"Recommended: clip.max_norm {observed.max_norm:g}, the {RECOMMENDED}th percentile.",
+        f"Recommended: clip.max_norm {observed.start.max_norm:g}, {observed.start.source}.",
         *_beside_the_range(observed),
         *_change(observed.norms),
-        f"-o clip.max_norm={observed.max_norm:g}{needed}",
+        f"-o clip.max_norm={observed.start.max_norm:g}{needed}",
     ]
     return "\n".join(lines)
 
 
 def _beside_the_range(observed: ObservedNorms) -> Iterator[str]:
     low, high, models = CLIP_RANGES[observed.model_kind]
-    bound = observed.max_norm
+    bound = observed.p95
     if low <= bound <= high:
         yield f"It lies in {low:g}–{high:g}, where {models} usually train well."
         return
     end = low if bound < low else high
     rate = observed.clip_rate(end)
     yield (
-        f"It lies outside {low:g}–{high:g}, where {models} usually train well; the nearest end of that range, {end:g}, "
-        f"would have limited {rate:.0%} of these steps."
+        f"The 95th percentile, {bound:g}, lies outside {low:g}–{high:g}, where {models} usually train well; the "
+        f"nearest end of that range, {end:g}, would have limited {rate:.0%} of these steps."
     )
     if rate > HIGH_CLIP_RATE:
         yield (
@@ -201,11 +209,11 @@ def norms_figure(observed: ObservedNorms) -> Figure:
     counts.set(xscale="log", xlabel="gradient norm", ylabel="steps")
     course.plot(np.arange(1, len(norms) + 1), norms, color="#0b6fc2", linewidth=1.0, label="gradient norm")
     course.set(yscale="log", xlabel="applied step")
-    style = {"color": "#c23b0b", "linewidth": 1.6, "label": f"95th percentile: {observed.max_norm:g}"}
+    style = {"color": "#c23b0b", "linewidth": 1.6, "label": f"95th percentile: {observed.p95:g}"}
     band = {"color": "#3c9a4b", "alpha": 0.14, "linewidth": 0, "label": f"{models}: {low:g}–{high:g}"}
-    counts.axvline(observed.max_norm, **style)
+    counts.axvline(observed.p95, **style)
     counts.axvspan(low, high, **band)
-    course.axhline(observed.max_norm, **style)
+    course.axhline(observed.p95, **style)
     course.axhspan(low, high, **band)
     counts.yaxis.set_major_locator(MaxNLocator(integer=True))
     for axis in (counts.xaxis, course.yaxis):

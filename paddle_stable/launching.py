@@ -41,6 +41,8 @@ class LaunchedCommand:
     folder: Path
     """The run folder that the recipe names."""
     resume: str | None
+    check: bool = False
+    """Nothing is to be trained."""
 
     @staticmethod
     def of(arguments: Sequence[str]) -> LaunchedCommand:
@@ -58,7 +60,7 @@ class LaunchedCommand:
         before, training = arguments[: places[0] + 1], arguments[places[0] + 1 :]
         parsed = training_parser(None).parse_args(training)
         folder = _run_folder(parsed.config, parsed.override, smoke=parsed.smoke)
-        return LaunchedCommand(tuple(before), tuple(training), folder, parsed.resume)
+        return LaunchedCommand(tuple(before), tuple(training), folder, parsed.resume, parsed.check)
 
     def again(self) -> tuple[str, ...]:
         """The arguments for going on.
@@ -96,7 +98,7 @@ def launch(
         raise InputError.single("command line", f"--max-restarts: must be >= 0, got {max_restarts}")
     command = LaunchedCommand.of(arguments)
     # Here, and not only in the processes: they may be killed before they look, and would then go on with another run.
-    if command.resume is None:
+    if command.resume is None and not command.check:
         refuse_to_overwrite(command.folder, resuming=False)
     given: tuple[str, ...] = tuple(arguments)
     with StopSignal() as stop:
@@ -113,6 +115,9 @@ def launch(
             say(f"launch: {outcome.what}; starting again with --resume auto, {restarts_left - 1} restarts left")
             given = command.again()
             _wait_until_free(command.folder, stop)
+            if stop.received is not None:
+                say("launch: stopped by a signal before starting again; go on with --resume auto")
+                return ExitCode.STOPPED
     return outcome.code
 
 
@@ -152,7 +157,8 @@ def judge(code: int, end: RecordedEnd | None, *, stopped: bool) -> Outcome:
         asked_to_stop = end.code is ExitCode.STOPPED and code >= 0
         again = end.retry and not stopped and not asked_to_stop
         return Outcome(end.code, f"the run ended with {int(end.code)} ({end.code.name.lower()})", again)
-    if code in (ExitCode.ERROR, ExitCode.INPUT):  # before the run began: a mistake, or an import that fails
+    # Before the run began (a mistake, an import that fails), or where nothing could be written.
+    if code in (ExitCode.ERROR, ExitCode.INPUT, ExitCode.DIVERGED, ExitCode.STOPPED):
         return Outcome(ExitCode(code), f"the launcher ended with {code}")
     return Outcome(ExitCode.ERROR, f"processes were killed (the launcher ended with {code})", again=not stopped)
 

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, TypeAdapter, ValidationError
 
+from paddle_stable.checkpoint_folder import flush_folder
 from paddle_stable.errors import InputError
 
 FILE_NAME = "metrics.jsonl"
@@ -211,6 +212,10 @@ class MetricsLog:
             self._file.truncate(end)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._file.name)
 
+    def flush(self) -> None:
+        """Wait until all that was appended is on the disk: no power failure then takes it from under a checkpoint."""
+        os.fsync(self._file.fileno())
+
     def close(self) -> None:
         """Close the file. A second call does nothing."""
         self._file.close()
@@ -257,6 +262,7 @@ def _replace(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     aside.replace(path)
+    flush_folder(path.parent)
 
 
 def _can_be_plotted(value: float) -> bool:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from paddle_stable.checkpoint import CheckpointError
-from paddle_stable.stability.advice import NaiveComparison, advice
+from paddle_stable.stability.advice import Clipping, NaiveComparison, advice
+from paddle_stable.stability.clip import GlobalNormClip
 from paddle_stable.trainer import Trainer
 from paddle_stable.training_state import load_model_arrays
 
@@ -104,7 +105,14 @@ def final_advice(trainer: Trainer) -> list[str]:
             higher_is_better=trainer.task.metric_names[naive.metric],
         )
     recipe = trainer.recipe
-    return advice(trainer.monitor, clip=recipe.clip, amp=recipe.amp, comparison=comparison)
+    bound = GlobalNormClip(recipe.clip.max_norm, recipe.clip.schedule).bound(trainer.progress.applied)
+    return advice(
+        trainer.monitor,
+        clipping=Clipping(recipe.clip, bound, trainer.task.model_kind),
+        amp=recipe.amp,
+        comparison=comparison,
+        diverging=trainer.recovery.diverging_at_the_end() is not None,
+    )
 
 
 def _report(results: Mapping[str, Any]) -> str:

@@ -64,7 +64,7 @@ def find_resume_point(resume: str | None, store: CheckpointStore) -> ResumePoint
 
 
 def restore(trainer: Trainer, path: Path) -> list[str]:
-    """Put the whole state of a checkpoint into a freshly built trainer.
+    """Put the whole state of a checkpoint, which `find_resume_point` has verified on rank 0, into a new trainer.
 
     Returns:
         What has changed since, when the run can go on but will not be the uninterrupted one; sentences.
@@ -72,7 +72,7 @@ def restore(trainer: Trainer, path: Path) -> list[str]:
     Raises:
         InputError: when the recipe has changed in a way that the state does not fit.
     """
-    parts = trainer.store.load(path)
+    parts = trainer.store.load(path, verify=not trainer.world.is_main)
     state = parts.state
     _refuse_other_task(parts.assets["recipe.yaml"], trainer.recipe.task.target, path)
     _refuse_other_precision(state, trainer, path)
@@ -171,6 +171,8 @@ def _changes(state: Mapping[str, Any], trainer: Trainer, path: Path) -> list[str
             "the training data are not those of the checkpoint (edited files, or another policy for bad values): from "
             "here on the run is not the uninterrupted one"
         )
+    if state["quarantine"]["known"] != trainer.quarantine.state()["known"]:
+        remarks.append("stability.quarantine.file names other samples than it did: the steps are not those of the run")
     changes = environment_changes(trainer.store.environment(path), current_environment())
     if changes:
         remarks.append(f"results will not be bit-identical to the uninterrupted run's: {', '.join(changes)}")

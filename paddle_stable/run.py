@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
 
+import numpy as np
+
 from paddle_stable.agreement import refuse_disagreement
 from paddle_stable.build import Prepared, build_trainer, prepare, use_device
 from paddle_stable.checkpoint import CheckpointError, CheckpointStore, NonFiniteState
@@ -20,8 +22,8 @@ from paddle_stable.errors import Diverged, ExitCode, InputError, StepFailed, Sto
 from paddle_stable.recipe_io import LoadedRecipe, load_recipe
 from paddle_stable.results import conclude, final_advice
 from paddle_stable.resume import ResumePoint, find_resume_point, restore
-from paddle_stable.run_folder import RunFolder, folder_remarks, refuse_to_overwrite, write_exit
-from paddle_stable.stop_signal import StoppedEarly, StopSignal, stop_with_launcher
+from paddle_stable.run_folder import RunFolder, folder_remarks, has_mark, refuse_to_overwrite, write_exit
+from paddle_stable.stop_signal import StoppedEarly, StopSignal
 from paddle_stable.terminal import complain, say
 from paddle_stable.trainer import Trainer
 from paddle_stable.watchdog import LINGER_SECONDS, Heartbeat, Watchdog
@@ -52,7 +54,6 @@ def run_training(request: TrainingRequest) -> ExitCode:
     """Train, or only check, and say with the exit code what happened. Mistakes are printed, not raised."""
     # From here on, because reading the data can take long: several processes then stop together after a first step.
     with StopSignal() as stop:
-        stop_with_launcher()
         code = _run(request, stop)
         if code in (ExitCode.INPUT, ExitCode.DIVERGED):  # the others have come to the same
             let_first_process_leave(stop)
@@ -138,9 +139,9 @@ def _train(request: TrainingRequest, prepared: Prepared, world: World, stop: Sto
             raise
         except OSError as error:
             reason = f"The run folder cannot be written: {error}. Checkpoints are as they were. Is the disk full?"
-            end = End(ExitCode.ERROR, _with_save(reason, trainer))
+            end = End(ExitCode.ERROR, _with_save(reason, trainer), is_ours=True)
         except CheckpointError as error:
-            end = End(ExitCode.ERROR, str(error))
+            end = End(ExitCode.ERROR, str(error), is_ours=True)
         except Exception as error:
             reason = _with_save(f"{type(error).__name__}: {error}", trainer)
             _say_end(folder, End(ExitCode.ERROR, reason), trainer)
@@ -150,7 +151,7 @@ def _train(request: TrainingRequest, prepared: Prepared, world: World, stop: Sto
                 trainer.writers.keep(end.reason)
         if world.is_main or end.is_ours:
             _say_end(folder, end, trainer)
-        if stop.received:
+        if stop.received or end.code is ExitCode.STOPPED:  # this process's own signal may be on its way
             stop.stay_deaf()
     if end.code is not ExitCode.DONE:
         complain(end.reason)
@@ -175,7 +176,7 @@ def _close(writers: Writers) -> None:
 def _claim(folder: Path, resume: str | None, prepared: Prepared, world: World, stack: ExitStack) -> ResumePoint:
     """Rank 0 takes the run folder and looks for the checkpoint; all processes learn how that went."""
     failure: InputError | None = None
-    start = ResumePoint(None)
+    start, mark = ResumePoint(None), ""
     if world.is_main:
         try:
             held = RunFolder(folder)
@@ -185,18 +186,36 @@ def _claim(folder: Path, resume: str | None, prepared: Prepared, world: World, s
             )
             if start.path is None:
                 refuse_to_overwrite(folder, resuming=resume is not None)
+            elif start.path.resolve().parent != held.checkpoints.resolve() and any(held.checkpoints.glob("step-*")):
+                refuse_to_overwrite(folder, resuming=False)  # it goes on from the checkpoint of another run
             held.begin()
+            mark = held.mark()
         except InputError as error:
             failure = error
         except CheckpointError as error:
             failure = InputError.single(str(folder), str(error))
     if world.agree_max(int(failure is not None)):
         raise failure or InputError("Rank 0 could not take the run folder; it says why.", [])
+    _refuse_folders_of_ones_own(folder, mark, world)
     step = world.agree_max(start.step or 0)
     if not world.is_main and step:
         path = folder / "checkpoints" / f"step-{step:06d}" if resume == "auto" else Path(str(resume))
         start = ResumePoint(path, step)
     return start
+
+
+def _refuse_folders_of_ones_own(folder: Path, mark: str, world: World) -> None:
+    """All processes read checkpoints, and the ends of the others, in the folder that rank 0 writes."""
+    mark = str(world.gather_arrays([np.array(mark)])[0][0])
+    # Not rank 0: closing a file gives up all locks that a process has on it.
+    has_it = world.is_main or has_mark(folder, mark)
+    if world.agree_max(int(not has_it)):
+        where = f"rank {world.rank}" if not has_it else "another process"
+        message = (
+            f"run.output_dir: {where} does not see the folder of rank 0. All machines have to share it, under the same "
+            "path: put it on a file system that they share"
+        )
+        raise InputError.single(str(folder.absolute()), message)
 
 
 def _begin(

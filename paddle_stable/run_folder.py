@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
+import secrets
 import time
 from pathlib import Path
 from typing import IO, final
 
+from paddle_stable.checkpoint_folder import flush_folder
 from paddle_stable.errors import ExitCode, InputError, Problem
+from paddle_stable.process_name import this_process
 from paddle_stable.terminal import complain
 
 _FILES = ("metrics.jsonl", "vdlrecords.run.log", "run.log", "results.json", "exit.json", "quarantine.jsonl",
@@ -86,6 +90,8 @@ class RunFolder:
             # A POSIX lock, because forked loader workers do not inherit it: an orphan must not hold the folder.
             fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
+            if error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+                return  # a file system without locks: nobody can be kept out
             self._lock.close()
             raise InputError.single(
                 str(path), "another run is training into this folder; give this one its own: -o run.output_dir=…"
@@ -105,12 +111,41 @@ class RunFolder:
         try:
             self.checkpoints.mkdir(exist_ok=True)
             (self.path / "exit.json").unlink(missing_ok=True)
+            flush_folder(self.path)
         except OSError as error:
             raise InputError.single(str(error.filename), f"cannot be written: {error.strerror}") from error
+
+    def mark(self) -> str:
+        """Write a mark into run.lock by which other processes see whether they have the same folder, and return it.
+
+        Raises:
+            InputError: when it cannot be written.
+        """
+        mark = secrets.token_hex(8)
+        try:
+            self._lock.truncate(0)
+            self._lock.write(mark)
+            self._lock.flush()
+            os.fsync(self._lock.fileno())
+        except OSError as error:
+            raise InputError.single(str(self._lock.name), f"cannot be written: {error.strerror}") from error
+        return mark
 
     def close(self) -> None:
         """Let another process have the folder."""
         self._lock.close()
+
+
+def has_mark(folder: Path, mark: str, seconds: float = 10.0) -> bool:
+    """Whether the folder is the one that another process has marked. Network file systems may take some seconds."""
+    give_up = time.monotonic() + seconds
+    while True:
+        with contextlib.suppress(OSError):
+            if (folder / "run.lock").read_text(encoding="utf8") == mark:
+                return True
+        if time.monotonic() > give_up:
+            return False
+        time.sleep(0.1)
 
 
 def is_held(folder: Path) -> bool:
@@ -161,14 +196,19 @@ def write_exit(folder: Path, code: ExitCode, reason: str, *, step: int, retry: b
         "reason": reason,
         "step": step,
         "retry": retry,
-        "process": os.getpid(),
+        "process": this_process(),
         "time": time.time(),
     }
-    aside = folder / f".exit.json.{os.getpid()}"
+    aside, path = folder / f".exit.json.{this_process()}", folder / "exit.json"
     try:
         aside.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf8")
-        with contextlib.suppress(FileExistsError):
-            (folder / "exit.json").hardlink_to(aside)
+        try:
+            path.hardlink_to(aside)
+        except FileExistsError:
+            pass
+        except OSError:  # a file system without hard links
+            if not path.exists():
+                aside.replace(path)
     except OSError as error:
         complain(f"{folder}/exit.json could not be written: {error}")
     finally:

@@ -95,4 +95,7 @@ def stop_with_launcher() -> None:
     Source: prctl(2) of the Linux man-pages, PR_SET_PDEATHSIG.
     """
     if "PADDLE_TRAINERS_NUM" in os.environ and sys.platform == "linux":
+        launcher = os.getppid()
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+        if os.getppid() != launcher:  # it died right before
+            os.kill(os.getpid(), signal.SIGTERM)

@@ -164,13 +164,14 @@ class Trainer:
     def _without_bad_samples(self, step: int, window: Window, verdict: Verdict, *, stop_vote: bool) -> Verdict:
         """Blame the samples that are not finite on their own; with `drop`, do the step without them."""
         drops = self.recipe.stability.bad_samples == "drop"
-        if not (drops or self.quarantine.is_wanted):
+        # A parameter that is not finite spoils the samples that use it: none of them is to blame.
+        if not (drops or self.quarantine.is_wanted) or self._is_model_spoilt():
             return verdict
         bad = self.bad_samples.find(step, window.parts)
-        if len(bad) == len(window.samples):
-            return verdict  # it is the parameters: none of the samples is to blame
+        if len(bad) == len(window.samples) > 1:
+            return verdict  # what all of them meet is in the model
         self._put_into_quarantine(step, bad)
-        if not drops or not bad:
+        if not drops or not bad or len(bad) == len(window.samples):
             return verdict
         kept = self.loader.without(window, bad)
         again = self._attempt(step, kept.parts, stop_vote=stop_vote)
@@ -211,7 +212,7 @@ class Trainer:
         if self.world.is_main:
             try:
                 self._finish_saving_here()
-                self.saving.begin(self.progress.step, self._parts(), best=is_best)
+                self.saving.begin(self.progress.step, self._parts(), best=is_best, records=self.writers)
             except (NonFiniteState, CheckpointError) as error:
                 failure = error
         self._agree_on_failure(failure)
@@ -244,11 +245,12 @@ class Trainer:
     def _leave_no_save_behind(self) -> None:
         """Wait for a save when training ends for another reason, which a failure of the save is not to hide."""
         try:
-            self._finish_saving_here()
+            said = self.saving.finish()
         except CheckpointError as error:
-            self.not_saved = str(error)
+            said = self.not_saved = str(error)
+        if said is not None:
             with contextlib.suppress(OSError):  # on a full disk the log cannot be written either
-                self.writers.note(self.not_saved)
+                self.writers.note(said)
 
     def out_of_patience(self) -> bool:
         """Whether `run.early_stop` evaluations in a row were no better."""

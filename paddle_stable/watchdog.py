@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import final
 
 from paddle_stable.errors import ExitCode
+from paddle_stable.process_name import this_process
 from paddle_stable.run_folder import write_exit
 from paddle_stable.terminal import complain
 
@@ -104,7 +105,7 @@ class Watchdog:
             code, reason, process = ExitCode(record["code"]), str(record["reason"]), record["process"]
         except (OSError, ValueError, KeyError, TypeError):
             return
-        if process == os.getpid():
+        if process == this_process():
             return
         if code is ExitCode.HANG:
             self._leave_hung("Another process of this run has stood still")

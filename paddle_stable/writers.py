@@ -67,6 +67,14 @@ class Writers(ABC):
         """Keep a message, with the time, in run.log, without showing it."""
 
     @abstractmethod
+    def flush(self) -> None:
+        """See to it that what metrics.jsonl holds is on the disk; also from another thread.
+
+        Raises:
+            OSError: when it cannot be written.
+        """
+
+    @abstractmethod
     def close(self) -> None:
         """Close all files. A second call does nothing."""
 
@@ -97,6 +105,9 @@ class NoRecord(Writers):
         """Nothing."""
 
     def keep(self, message: str) -> None:
+        """Nothing."""
+
+    def flush(self) -> None:
         """Nothing."""
 
     def close(self) -> None:
@@ -185,6 +196,10 @@ class RunRecord(Writers):
     def keep(self, message: str) -> None:
         """Write it down."""
         self._run_log.write(f"{datetime.now().isoformat(sep=' ', timespec='seconds')}  {message}\n")
+
+    def flush(self) -> None:
+        """Flush metrics.jsonl, from which all else can be made again."""
+        self._log.flush()
 
     def close(self) -> None:
         """Close the files and leave the terminal tidy."""

@@ -71,6 +71,14 @@ def test_other_data_are_named_by_their_split(tmp_path: Path, split: str) -> None
     assert said.startswith(f"rank 1  the {name} data: must be the same for all processes")
 
 
+@pytest.mark.parametrize("without", [0, 1])
+def test_a_split_that_only_one_process_has_is_named(tmp_path: Path, without: int) -> None:
+    processes = [prepared(tmp_path)] * 2
+    processes[without] = replace(processes[0], splits=replace(processes[0].splits, test=None))
+    [said] = disagreement(processes)
+    assert said.startswith("rank 1  the test data: must be the same for all processes")
+
+
 def test_other_samples_in_quarantine_are_seen(tmp_path: Path) -> None:
     first = prepared(tmp_path)
     [said] = disagreement([first, replace(first, left_out=frozenset({3}))])

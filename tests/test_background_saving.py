@@ -15,6 +15,7 @@ import pytest
 from paddle_stable import checkpoint
 from paddle_stable.background_saving import BackgroundSaving
 from paddle_stable.checkpoint import CheckpointError, NonFiniteState
+from paddle_stable.writers import NoRecord
 from tests.checkpoint_sample import hidden, names, parts, same, store
 
 
@@ -46,7 +47,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
 
 def test_a_save_goes_on_in_the_background_and_says_once_that_it_is_done(tmp_path: Path, disk: Disk) -> None:
     saving = BackgroundSaving(store(tmp_path))
-    saving.begin(1, parts(1), best=True)
+    saving.begin(1, parts(1), best=True, records=NoRecord())
     assert disk.asked.wait(30)
     assert (saving.has_saved, saving.has_failed, names(tmp_path)) == (False, False, [])
     disk.ready.set()
@@ -59,8 +60,8 @@ def test_a_save_goes_on_in_the_background_and_says_once_that_it_is_done(tmp_path
 
 def test_one_save_is_in_flight_and_the_next_waits_for_it(tmp_path: Path, disk: Disk) -> None:
     saving = BackgroundSaving(store(tmp_path))
-    saving.begin(1, parts(1), best=False)
-    second = threading.Thread(target=lambda: saving.begin(2, parts(2), best=False))
+    saving.begin(1, parts(1), best=False, records=NoRecord())
+    second = threading.Thread(target=lambda: saving.begin(2, parts(2), best=False, records=NoRecord()))
     second.start()
     second.join(0.1)
     assert second.is_alive()
@@ -79,17 +80,17 @@ def test_whatever_fails_in_the_background_is_raised_once_and_costs_nothing(
 ) -> None:
     saving = BackgroundSaving(store(tmp_path))
     disk.ready.set()
-    saving.begin(1, parts(1), best=True)
+    saving.begin(1, parts(1), best=True, records=NoRecord())
     saving.finish()
     disk.failure = failure
-    saving.begin(2, parts(2), best=True)
+    saving.begin(2, parts(2), best=True, records=NoRecord())
     saving.wait()
     assert (saving.has_saved, saving.has_failed) == (False, True)
     with pytest.raises(CheckpointError, match="step 2 could not be saved"):
         saving.finish()
     assert not saving.has_failed
     disk.failure = None
-    saving.begin(3, parts(3), best=False)
+    saving.begin(3, parts(3), best=False, records=NoRecord())
     saving.finish()
     assert store(tmp_path).best() == tmp_path / "step-000001"
     assert names(tmp_path) == ["step-000001", "step-000003"]
@@ -99,9 +100,9 @@ def test_the_next_save_raises_what_the_one_before_has_met(tmp_path: Path, disk: 
     saving = BackgroundSaving(store(tmp_path))
     disk.failure = OSError(errno.ENOSPC, "No space left on device")
     disk.ready.set()
-    saving.begin(1, parts(1), best=False)
+    saving.begin(1, parts(1), best=False, records=NoRecord())
     with pytest.raises(CheckpointError, match="step 1 could not be saved"):
-        saving.begin(2, parts(2), best=False)
+        saving.begin(2, parts(2), best=False, records=NoRecord())
     assert saving.finish() is None
 
 
@@ -112,6 +113,6 @@ def test_a_state_that_is_not_finite_is_refused_before_training_goes_on(tmp_path:
     good = parts(1)
     bad = replace(good, **{part: {**getattr(good, part), "x": np.array([1.0, value, -value], np.float32)}})
     with pytest.raises(NonFiniteState, match=f"{part}: x"):
-        saving.begin(1, bad, best=False)
+        saving.begin(1, bad, best=False, records=NoRecord())
     assert saving.finish() is None
     assert not tmp_path.exists() or names(tmp_path) == []

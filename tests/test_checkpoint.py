@@ -19,6 +19,7 @@ import pytest
 
 from paddle_stable import checkpoint
 from paddle_stable.checkpoint import CheckpointError, CheckpointStore
+from paddle_stable.process_name import this_process
 from tests.checkpoint_sample import flip, hidden, names, parts, same, store
 
 
@@ -259,7 +260,7 @@ def test_the_leftovers_of_a_process_are_removed_only_when_it_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the file system has locks, holding the lock is the proof; without them, the process number is asked."""
-    me = checkpoint._this_process()
+    me = this_process()
     host = me.rpartition("-")[0]
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()

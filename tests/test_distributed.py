@@ -94,6 +94,7 @@ def test_an_evaluation_by_two_processes_equals_one_by_one_bit_for_bit(pair: list
 
 def test_a_rank_without_evaluation_batches_gets_the_outputs_too(pair: list[dict[str, Any]]) -> None:
     assert pair[0]["one_batch_only"] == pair[1]["one_batch_only"] == [2, 1]
+    assert pair[0]["metrics"] == pair[1]["metrics"] == {"rank": 0.0}
 
 
 def test_nobody_leaves_a_meeting_before_all_have_come(pair: list[dict[str, Any]]) -> None:

@@ -78,6 +78,12 @@ def test_outputs_and_metrics_are_those_computed_by_hand(model: nn.Layer, batch_s
     ]
 
 
+def test_metrics_become_numbers_that_a_checkpoint_can_hold(model: nn.Layer, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = Doubler()
+    monkeypatch.setattr(task, "metrics", lambda outputs, dataset: {"mean": np.float32(0.5), "count": COUNT})
+    assert {name: type(value) for name, value in run(task, model).metrics.items()} == {"mean": float, "count": float}
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_the_model_is_evaluated_without_gradients_and_left_as_it_was(model: nn.Layer, training: bool) -> None:
     model.train() if training else model.eval()

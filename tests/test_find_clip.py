@@ -6,16 +6,21 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from paddle_stable import find_clip
+from paddle_stable.build import build_trainer
 from paddle_stable.errors import InputError
 from paddle_stable.find_clip import ObservedNorms, describe, observe, open_folder, write_report
-from paddle_stable.recipe import ModelKind
+from paddle_stable.recipe import FaultConfig, ModelKind
 from paddle_stable.recipe_io import LoadedRecipe, load_recipe
+from paddle_stable.stability.faults import Faults
+from paddle_stable.trainer import Trainer
 
 ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "configs" / "lstm_forecast.yaml"
@@ -43,22 +48,43 @@ def test_the_norms_are_those_of_a_run_without_a_clip_and_nothing_is_written(tmp_
     assert sorted(tmp_path.rglob("*")) == files
 
 
-def test_unusable_steps_are_left_out_and_counted(tmp_path: Path) -> None:
-    faults = [{"step": 3, "kind": "nan_loss"}, {"step": 9, "kind": "inf_grad"}]
+@pytest.fixture
+def disturbed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Lets the steps of an observation meet faults, as if the data had them."""
+
+    def disturb(*faults: dict[str, Any]) -> None:
+        def build(*arguments: Any, **named: Any) -> Trainer:
+            trainer = build_trainer(*arguments, **named)
+            trainer.faults = Faults(tuple(FaultConfig(**fault) for fault in faults), 0)
+            return trainer
+
+        monkeypatch.setattr(find_clip, "build_trainer", build)
+
+    return disturb
+
+
+def test_the_faults_of_the_recipe_are_not_observed(tmp_path: Path) -> None:
+    faults = [{"step": step, "kind": "huge_grad"} for step in (3, 9, 12)]
     observed = observe(loaded(tmp_path, faults=faults), steps=25)
+    assert max(observed.norms) < 1e3
+
+
+def test_unusable_steps_are_left_out_and_counted(tmp_path: Path, disturbed: Callable[..., None]) -> None:
+    disturbed({"step": 3, "kind": "nan_loss"}, {"step": 9, "kind": "inf_grad"})
+    observed = observe(loaded(tmp_path), steps=25)
     assert (len(observed.norms), observed.skipped) == (23, 2)
     assert np.isfinite(observed.norms).all()
     assert "23 steps without a clip, 2 skipped" in describe(observed)
 
 
-def test_too_few_steps_are_refused_with_the_reason(tmp_path: Path) -> None:
+def test_too_few_steps_are_refused_with_the_reason(tmp_path: Path, disturbed: Callable[..., None]) -> None:
     with pytest.raises(InputError, match="--steps: must be at least 20, got 5"):
         observe(loaded(tmp_path), steps=5)
     with pytest.raises(InputError, match="only 5 of 5 steps could be applied"):
         observe(loaded(tmp_path, run__steps=5, schedule__warmup_ratio=None), steps=25)
-    faults = [{"step": step, "kind": "nan_loss"} for step in range(1, 31)]
+    disturbed(*[{"step": step, "kind": "nan_loss"} for step in range(1, 31)])
     with pytest.raises(InputError, match=r"only 0 of 20 steps could be applied(.|\n)*20 nonfinite"):
-        observe(loaded(tmp_path, faults=faults), steps=30)
+        observe(loaded(tmp_path), steps=30)
 
 
 def test_norms_of_0_make_no_bound(tmp_path: Path) -> None:
@@ -77,7 +103,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_training(tmp_path: Pa
 
 def test_the_95th_percentile_is_recommended_to_three_digits() -> None:
     observed = norms(np.linspace(1.0, 3.0, 101))
-    assert observed.max_norm == 2.9
+    assert observed.p95 == observed.start.max_norm == 2.9
     assert observed.clip_rate(2.89) == 6 / 101
     text = describe(observed)
     assert "Recommended: clip.max_norm 2.9, the 95th percentile." in text
@@ -106,6 +132,12 @@ def test_the_line_to_paste_sets_the_kind_where_it_is_another(kind: str) -> None:
 )
 def test_a_bound_outside_the_range_of_its_models_is_said_to_be(level: float, kind: ModelKind, said: str) -> None:
     assert said in describe(norms(np.linspace(level, 1.1 * level, 50), kind))
+
+
+def test_the_line_to_paste_stays_in_the_range_unless_that_would_limit_too_much() -> None:
+    assert describe(norms([0.3] * 50, "rnn")).splitlines()[-1] == "-o clip.max_norm=1"
+    assert describe(norms([*[1.0] * 45, *[9.0] * 5], "transformer")).splitlines()[-1] == "-o clip.max_norm=2"
+    assert describe(norms([9.0] * 50, "transformer")).splitlines()[-1] == "-o clip.max_norm=9"
 
 
 def test_norms_that_change_in_the_course_of_the_run_are_pointed_out() -> None:

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from paddle_stable import launching
 from paddle_stable.errors import ExitCode, InputError
 from paddle_stable.launching import LaunchedCommand, RecordedEnd, judge, launch
+from paddle_stable.stop_signal import StopSignal
 
 ROOT = Path(__file__).parents[1]
 
@@ -171,3 +173,23 @@ def test_the_run_folder_is_found_as_the_run_finds_it(recipe: Path) -> None:
 def test_what_cannot_be_watched_is_refused(recipe: Path, arguments: list[str], message: str) -> None:
     with pytest.raises(InputError, match=message):
         launch([str(recipe) if argument == "RECIPE" else argument for argument in arguments], max_restarts=1)
+
+
+def test_a_signal_while_it_waits_to_start_again_ends_it_with_75(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def told_meanwhile(folder: Path, stop: StopSignal) -> None:
+        stop.received = "SIGTERM"
+
+    monkeypatch.setattr(launching, "_wait_until_free", told_meanwhile)
+    code, started = launched(recipe, [KILLED, DONE])
+    assert (code, len(started)) == (75, 1)
+
+
+@pytest.mark.parametrize("code", [1, 2, 3, 75])
+def test_a_run_that_could_not_write_how_it_ended_is_not_started_again(code: int) -> None:
+    outcome = judge(code, None, stopped=False)
+    assert (outcome.code, outcome.again) == (code, False)
+
+
+def test_a_check_of_a_folder_with_a_run_in_it_is_allowed(recipe: Path) -> None:
+    (recipe.parent / "run" / "metrics.jsonl").mkdir(parents=True)
+    assert launched(recipe, [DONE], "--check")[0] == 0

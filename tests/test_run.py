@@ -8,22 +8,26 @@ import json
 import multiprocessing
 import os
 import resource
+import runpy
 import signal
 import struct
 import subprocess
+import sys
 import termios
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from paddle_stable import run
+from paddle_stable import run, stop_signal, tool_start
 from paddle_stable.distributed import World
-from paddle_stable.errors import ExitCode, InputError
+from paddle_stable.errors import ExitCode, InputError, Stopped
 from paddle_stable.run import TrainingRequest, run_training
+from paddle_stable.trainer import Trainer
 from tests.integration.conftest import RECIPE, ROOT, Train, sample_values
 from tests.integration.test_train import wait_for_steps
 
@@ -208,3 +212,40 @@ def test_what_it_finds_ends_the_check(monkeypatch: pytest.MonkeyPatch, capsys: p
 
 def test_data_that_were_read_in_full_need_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert checked(monkeypatch, None) is ExitCode.DONE
+
+
+def test_a_run_that_goes_on_from_another_one_does_not_take_a_folder_with_a_run_in_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("one", "two"):
+        assert run_training(request(tmp_path, **{"run.steps": 4, "run.output_dir": str(tmp_path / name)})) == 0
+    before = (tmp_path / "two" / "metrics.jsonl").read_bytes()
+    [other] = (tmp_path / "one" / "checkpoints").glob("step-*")
+    going_on = replace(request(tmp_path, **{"run.output_dir": str(tmp_path / "two")}), resume=str(other))
+    assert run_training(going_on) == 2
+    assert "there is a run in this folder already" in capsys.readouterr().err
+    assert (tmp_path / "two" / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_process_that_others_have_stopped_ignores_its_own_late_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher's signals arrive at different moments: one that comes while Python ends must not change the code."""
+
+    def stopped(*_: object) -> None:
+        raise Stopped("stopped by a signal after step 3; checkpoint saved")
+
+    monkeypatch.setattr(Trainer, "fit", stopped)
+    assert run_training(request(tmp_path)) == 75
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+
+
+def test_the_end_of_the_launcher_is_heard_before_paddle_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked() -> None:
+        raise SystemExit("asked for")
+
+    monkeypatch.setattr(tool_start, "start_tool", lambda: pytest.fail("Paddle is imported first"))
+    monkeypatch.setattr(stop_signal, "stop_with_launcher", asked)
+    monkeypatch.setattr(sys, "argv", ["train.py", "-c", "recipe.yaml"])
+    with pytest.raises(SystemExit, match="asked for"):
+        runpy.run_path(str(ROOT / "tools" / "train.py"), run_name="__main__")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import subprocess
@@ -130,3 +132,36 @@ def test_a_check_says_what_a_run_would_meet_and_makes_nothing(tmp_path: Path) ->
 def test_a_path_that_no_file_system_takes_is_an_input_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"run\.output_dir cannot be written: File name too long"):
         folder_remarks(tmp_path / ("x" * 300))
+
+
+def test_a_file_system_without_locks_or_hard_links_can_hold_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "lockf", unknown)
+    monkeypatch.setattr(Path, "hardlink_to", unknown)
+    RunFolder(tmp_path).close()
+    write_exit(tmp_path, ExitCode.DIVERGED, "the cause", step=7)
+    write_exit(tmp_path, ExitCode.ERROR, "what it did to another rank", step=7)
+    assert json.loads((tmp_path / "exit.json").read_text())["reason"] == "the cause"
+    assert not list(tmp_path.glob(".exit.json.*"))
+
+
+def test_processes_see_by_a_mark_whether_they_have_the_same_folder(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    folder = RunFolder(tmp_path / "one")
+    first = folder.mark()
+    mark = folder.mark()
+    assert mark != first
+    # In another process: reading the file gives up the lock of the one that holds it.
+    code = f"""
+from pathlib import Path
+from paddle_stable.run_folder import has_mark
+print([has_mark(Path({str(tmp_path)!r}) / name, {mark!r}, seconds=0.0) for name in ("one", "two")])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[True, False]"
+    folder.close()

@@ -129,3 +129,17 @@ def test_ends_that_ask_for_no_haste_are_left_alone(tmp_path: Path) -> None:
         """,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_process_of_the_same_number_on_another_machine_is_another_one(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+        import json, os
+        with Watchdog(heartbeat, folder, 1, timeout=200.0):
+            end = {"code": 2, "reason": "what happened there", "process": f"elsewhere-{os.getpid()}"}
+            (folder / "exit.json").write_text(json.dumps(end))
+            stand_still()
+        """,
+    )
+    assert done.returncode == 2, done.stderr

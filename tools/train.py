@@ -12,12 +12,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from paddle_stable.stop_signal import stop_with_launcher
 from paddle_stable.training_arguments import training_parser
 
 
 def main() -> int:
     """Parse first: `--help` has to answer before Paddle is imported."""
     arguments = training_parser(__doc__).parse_args()
+    stop_with_launcher()  # which may be killed in the seconds that importing Paddle takes
     from paddle_stable.tool_start import start_tool
 
     start_tool()

@@ -119,5 +119,9 @@ class Batch:
         return len(self.indices)
 
     def rows(self, begin: int, end: int) -> Batch:
-        """The samples from `begin` to before `end` alone, as a batch of weight 1."""
-        return Batch({name: tensor[begin:end] for name, tensor in self.tensors.items()}, self.indices[begin:end])
+        """The samples from `begin` to before `end` alone, with their share of the weight.
+
+        With more, their gradients would be larger than they were in the step, and could overflow a half precision.
+        """
+        tensors = {name: tensor[begin:end] for name, tensor in self.tensors.items()}
+        return Batch(tensors, self.indices[begin:end], self.weight * (end - begin) / self.size)

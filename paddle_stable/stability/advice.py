@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import final
 
-from paddle_stable.recipe import AmpConfig, ClipConfig
+from paddle_stable.recipe import AmpConfig, ClipConfig, ModelKind
+from paddle_stable.recipe_checks import CLIP_RANGES
 from paddle_stable.stability.monitor import Monitor, NormQuantiles
 
 ENOUGH_STEPS = 20
@@ -35,22 +37,71 @@ class NaiveComparison:
         return self.value > self.naive if self.higher_is_better else self.value < self.naive
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class StartingBound:
+    """A bound on the global gradient norm to start from."""
+
+    max_norm: float
+    source: str
+    """How it was come by, in words."""
+
+    @staticmethod
+    def of(p95: float, kind: ModelKind, clip_rate: Callable[[float], float]) -> StartingBound:
+        """The 95th percentile of the norms, or the nearest end of the range with which such models train well.
+
+        The percentile stays where that end would limit more than 30 % of the steps: the model or the learning rate is
+        then at fault, and such a bound acts as a lower learning rate.
+
+        Args:
+            p95: that percentile.
+            kind: of the model.
+            clip_rate: part of the observed steps that a bound would have limited.
+        """
+        low, high, models = CLIP_RANGES[kind]
+        percentile = float(f"{p95:.3g}")
+        end = min(max(percentile, low), high)
+        if end == percentile or clip_rate(end) > HIGH_CLIP_RATE:
+            return StartingBound(percentile, "the 95th percentile")
+        return StartingBound(
+            end, f"of {low:g}–{high:g}, where {models} usually train well, the end nearest to the 95th percentile"
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Clipping:
+    """What a run was limited by."""
+
+    config: ClipConfig
+    """The recipe's `clip` section."""
+    bound: float
+    """The bound on the global norm that was in force in the end: `clip.schedule` changes it; inf for none."""
+    model_kind: ModelKind
+
+
 def advice(
-    monitor: Monitor, *, clip: ClipConfig, amp: AmpConfig, comparison: NaiveComparison | None = None
+    monitor: Monitor,
+    *,
+    clipping: Clipping,
+    amp: AmpConfig,
+    comparison: NaiveComparison | None = None,
+    diverging: bool = False,
 ) -> list[str]:
     """Sentences for the end of a run, most pressing first; empty when there is nothing to say.
 
     Args:
         monitor: the run's monitor; rates are those of the whole run, norm quantiles those of its window.
-        clip: the recipe's `clip` section.
+        clipping: what the run was limited by.
         amp: the recipe's `amp` section.
         comparison: the dev metric beside the naive answer, when the run has evaluated.
+        diverging: whether the loss ends far above its best: the norms are then those of a divergence.
     """
     return [
         *_about_skips(monitor),
         *_about_loss_scale(monitor, amp),
         *_about_learning(comparison),
-        *_about_clipping(monitor, clip),
+        *(_about_divergence() if diverging else _about_clipping(monitor, clipping)),
     ]
 
 
@@ -82,28 +133,35 @@ def _about_learning(comparison: NaiveComparison | None) -> Iterator[str]:
         )
 
 
-def _about_clipping(monitor: Monitor, clip: ClipConfig) -> Iterator[str]:
+def _about_divergence() -> Iterator[str]:
+    yield "Training has diverged: lower optim.lr, or lengthen the warm-up. No bound follows from such a run's norms."
+
+
+def _about_clipping(monitor: Monitor, clipping: Clipping) -> Iterator[str]:
+    clip = clipping.config
     quantiles = monitor.norm_quantiles()
     totals = monitor.totals
     # Norms of 0 say that nothing is trained, and make no bound.
     if totals.applied < ENOUGH_STEPS or quantiles is None or quantiles.p95 <= 0.0:
         return
+    start = StartingBound.of(quantiles.p95, clipping.model_kind, monitor.rate_above)
     if clip.kind == "none":
         yield (
             f"Gradients were observed and not clipped. Their norm: {_shown(quantiles)}. "
-            f"A bound to start from: clip.kind=global_norm clip.max_norm={quantiles.p95:.3g}."
+            f"A bound to start from: clip.kind=global_norm clip.max_norm={start.max_norm:g}, {start.source}."
         )
     elif clip.kind == "adaptive" and clip.adaptive.method == "percentile":
         return  # clips as many steps as its percentile says, by construction
     elif totals.clipped == 0:
-        yield from _about_never_clipping(totals.applied, clip, quantiles)
+        yield from _about_never_clipping(totals.applied, clipping, quantiles, start)
     elif totals.clip_rate > HIGH_CLIP_RATE:
         clipped = f"{totals.clipped} of {totals.applied} applied steps ({totals.clip_rate:.0%}) were clipped"
-        why = _about_often_clipping(clip, monitor.group_clip_rates)
+        why = _about_often_clipping(clipping, monitor.group_clip_rates)
         yield f"{clipped} {why} Norms before the clip: {_shown(quantiles)}."
 
 
-def _about_often_clipping(clip: ClipConfig, group_rates: Mapping[str, float]) -> str:
+def _about_often_clipping(clipping: Clipping, group_rates: Mapping[str, float]) -> str:
+    clip = clipping.config
     if clip.kind == "layers":
         rates = ", ".join(f"{name} {rate:.0%}" for name, rate in group_rates.items())
         return (
@@ -112,7 +170,7 @@ def _about_often_clipping(clip: ClipConfig, group_rates: Mapping[str, float]) ->
         )
     if clip.kind in ("global_norm", "adaptive"):
         return (
-            f"(clip.max_norm={clip.max_norm:g}). When that many are, the model or the learning rate is at fault, not "
+            f"({_in_force(clipping)}). When that many are, the model or the learning rate is at fault, not "
             "the threshold: lower optim.lr, lengthen the warm-up, or look at the model's initialisation and "
             "normalisation."
         )
@@ -125,7 +183,16 @@ def _about_often_clipping(clip: ClipConfig, group_rates: Mapping[str, float]) ->
     )
 
 
-def _about_never_clipping(applied: int, clip: ClipConfig, quantiles: NormQuantiles) -> Iterator[str]:
+def _in_force(clipping: Clipping) -> str:
+    changed = clipping.config.kind == "global_norm" and clipping.bound != clipping.config.max_norm
+    said = f"clip.max_norm={clipping.config.max_norm:g}"
+    return f"{said}, and {clipping.bound:g} in the end by clip.schedule" if changed else said
+
+
+def _about_never_clipping(
+    applied: int, clipping: Clipping, quantiles: NormQuantiles, start: StartingBound
+) -> Iterator[str]:
+    clip = clipping.config
     # Silent about a bound close above the usual norms: that is a good one in a run without outliers.
     if clip.kind == "value":
         yield (
@@ -142,11 +209,11 @@ def _about_never_clipping(applied: int, clip: ClipConfig, quantiles: NormQuantil
             f"No group reached its bound in {applied} applied steps: the clip did nothing. A group's norm is below the "
             f"global one ({_shown(quantiles)}): lower the bounds of clip.groups and clip.max_norm."
         )
-    elif clip.max_norm > FAR_ABOVE * quantiles.p95:
+    elif math.isfinite(clipping.bound) and clipping.bound > max(FAR_ABOVE * quantiles.p95, start.max_norm):
         yield (
-            f"None of {applied} applied steps was clipped: clip.max_norm={clip.max_norm:g} is far above the usual "
-            f"norms ({_shown(quantiles)}) and limits only disasters. To limit outliers too: "
-            f"clip.max_norm={quantiles.p95:.3g}."
+            f"None of {applied} applied steps was clipped: {_in_force(clipping)}, is far above the usual norms "
+            f"({_shown(quantiles)}) and limits only disasters. To limit outliers too: clip.max_norm="
+            f"{start.max_norm:g}, {start.source}."
         )
 
 

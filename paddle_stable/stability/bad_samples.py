@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import final
 
@@ -10,6 +11,8 @@ import numpy as np
 from paddle_stable.data.dataset import Batch
 from paddle_stable.distributed import World
 from paddle_stable.stability.replay import Replay
+
+_log = logging.getLogger(__name__)
 
 
 @final
@@ -34,7 +37,11 @@ class BadSamples:
             step: number of the attempted step.
             parts: this process's micro-batches of it.
         """
-        mine = [index for part in parts if part.weight > 0.0 for index in self._within(step, part)]
+        try:
+            mine = [index for part in parts if part.weight > 0.0 for index in self._within(step, part)]
+        except Exception as error:  # noqa: BLE001 - a look at samples must not end the run, nor let others wait
+            _log.warning("step %d: its samples could not be computed alone: %s: %s", step, type(error).__name__, error)
+            mine = []
         everywhere = self._world.gather_arrays([np.array(mine, dtype=np.int64)])
         return frozenset(int(index) for (indices,) in everywhere for index in indices)
 

@@ -235,6 +235,11 @@ class Monitor:
             return None
         return NormQuantiles(*(float(value) for value in np.quantile(norms, [0.05, 0.50, 0.95, 0.99])))
 
+    def rate_above(self, bound: float) -> float:
+        """Part of the window's finite norms of applied steps that are above a bound; 0 without any."""
+        norms = [seen.norm for seen in self._window if seen.norm is not None]
+        return sum(norm > bound for norm in norms) / max(len(norms), 1)
+
     def group_norms(self) -> dict[str, npt.NDArray[np.float64]]:
         """Finite gradient norms of the window's applied steps by layer group, before clipping.
 

@@ -78,7 +78,10 @@ class Quarantine:
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint; JSON."""
-        return {"blamed": {str(index): asdict(blame) for index, blame in self._blamed.items()}}
+        return {
+            "known": sorted(self._known),
+            "blamed": {str(index): asdict(blame) for index, blame in self._blamed.items()},
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """From a checkpoint."""

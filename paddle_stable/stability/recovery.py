@@ -20,6 +20,8 @@ from paddle_stable.stability.step_report import SkipReason, StepReport
 
 SMOOTHING = 0.9
 """Of the loss, before it is compared with its own best: single batches are noisy."""
+ENOUGH = 10
+"""Losses before their average is compared with anything, at the beginning and after a rollback."""
 
 
 @final
@@ -54,7 +56,10 @@ class Snapshot:
 @final
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How the newest steps went: what is good enough to go back to, and what is divergence."""
+    """How the newest steps went: what is good enough to go back to, and what is divergence.
+
+    A loss that can be negative has no "times its best": where the best is not positive, nothing counts as far above it.
+    """
 
     loss: float | None = None
     """Smoothed over applied steps; None before the first."""
@@ -63,6 +68,8 @@ class Health:
     """Applied steps in a row whose smoothed loss was far above its best."""
     usable_steps: int = 0
     """Steps in a row that were neither non-finite nor a spike."""
+    seen: int = 0
+    """Losses in the average since it was begun, at the beginning or after a rollback."""
 
     def after(self, report: StepReport, config: RecoveryConfig) -> Health:
         """The health after one more step. Withheld steps and overflows say nothing about the model."""
@@ -71,13 +78,17 @@ class Health:
             return self
         if not verdict.applied or not math.isfinite(verdict.loss):
             return replace(self, usable_steps=0)
-        before = self.loss if self.loss is not None else verdict.loss
+        usable_steps = 0 if verdict.spike else self.usable_steps + 1
         # One huge value must not keep the average high for long: it counts as twice the limit.
-        most = 2.0 * config.loss_factor * self.best_loss if self.best_loss else math.inf
-        loss = SMOOTHING * before + (1.0 - SMOOTHING) * min(verdict.loss, most)
+        most = 2.0 * config.loss_factor * self.best_loss if self.best_loss and self.best_loss > 0.0 else math.inf
+        value, seen = min(verdict.loss, most), self.seen + 1
+        before = self.loss if self.loss is not None else value
+        loss = before + max(1.0 - SMOOTHING, 1.0 / seen) * (value - before)
+        if seen < ENOUGH:  # a single small loss must not be the best for ever, nor a single large one divergence
+            return Health(loss, self.best_loss, 0, usable_steps, seen)
         best = loss if self.best_loss is None else min(self.best_loss, loss)
         high = best > 0.0 and loss > config.loss_factor * best
-        return Health(loss, best, self.high_steps + 1 if high else 0, 0 if verdict.spike else self.usable_steps + 1)
+        return Health(loss, best, self.high_steps + 1 if high else 0, usable_steps, seen)
 
 
 @final
@@ -173,8 +184,7 @@ class Recovery:
         """The parameters are those of the snapshot again, after `applied` updates."""
         self._setback = Setback(self._setback.rollbacks + 1, applied)
         # The best loss stays: what comes after has to reach it again.
-        self._health = replace(self._health, loss=None, high_steps=0, usable_steps=0)
-        self._kept_at = applied
+        self._health = replace(self._health, loss=None, high_steps=0, usable_steps=0, seen=0)
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint, without the snapshot's arrays; JSON."""

@@ -135,8 +135,9 @@ class Replay:
         """Own loss and gradient norm of single samples of a micro-batch, in the order of `rows`."""
         found = []
         for row in rows:
-            replayed = self.run(step, [batch.rows(row, row + 1)])
-            found.append((replayed.loss, replayed.grad_norm))
+            one = batch.rows(row, row + 1)
+            replayed = self.run(step, [one])
+            found.append((replayed.losses[0], replayed.grad_norm / one.weight))
         return found
 
     def _run(self, parts: Sequence[Batch], probes: Probes | None, full_precision: bool) -> Replayed:

@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paddle_stable.build import build_trainer, prepare
+from paddle_stable.distributed import World
+from paddle_stable.recipe_io import load_recipe
 from paddle_stable.stability.quarantine import FILE
 
-from .conftest import Train, curve, final_digest, open_trainer, sample_values
+from .conftest import ROOT, Train, curve, final_digest, open_trainer, sample_values
 from .test_recovery import assert_usable, trained
 from .test_resume import finish, stop_at
 
@@ -132,6 +135,39 @@ def test_without_a_rollback_left_a_spike_is_skipped(tmp_path: Path) -> None:
     trainer = trained(tmp_path, faults, **values)
     assert_usable(trainer)
     assert (trainer.recovery.rollbacks, trainer.monitor.totals.skips["spike"]) == (1, 3)
+
+
+def test_in_half_precision_only_the_bad_samples_are_dropped(tmp_path: Path) -> None:
+    """A sample alone has the share of the gradient that it had in the step: with more it would overflow too."""
+    half = {"amp__dtype": "float16", "amp__emulate": True, "amp__init_scale": 2.0**19}
+    trainer = run(tmp_path, [{"step": 2, "kind": "nan_input"}], **half, stability__bad_samples="drop")
+    assert (trainer.monitor.totals.skipped, trainer.monitor.totals.dropped_samples) == (0, 1)
+
+
+def test_a_row_of_an_embedding_that_is_not_finite_leads_back_and_blames_no_sample(tmp_path: Path) -> None:
+    """Only the samples with that token are not finite; without them the step would be done, and the NaN stay."""
+    recipe = str(ROOT / "configs" / "ernie_cls.yaml")
+    values = {
+        **load_recipe(recipe).task_class.write_sample_data(tmp_path / "data"),
+        "run.output_dir": str(tmp_path / "run"),
+        "stability.bad_samples": "drop",
+        "stability.quarantine.after": 1,
+        "forensics.enabled": False,
+        "faults": [{"step": 4, "kind": "nan_embedding", "parameter": "*word_embeddings*", "row": 12}],
+    }
+    world = World.single()
+    trainer = build_trainer(prepare(load_recipe(recipe, smoke=True, set_values=values), world), world, folder=tmp_path)
+    finish(trainer)
+    assert trainer.recovery.rollbacks == 1
+    assert (trainer.quarantine.left_out, trainer.monitor.totals.dropped_samples) == (frozenset(), 0)
+    assert trainer.monitor.totals.skips["nonfinite"] == 1
+
+
+def test_a_bad_sample_is_put_into_quarantine_also_where_it_is_the_whole_step(tmp_path: Path) -> None:
+    settings = {"stability__bad_samples": "drop", "stability__quarantine__after": 1, "data__batch_size": 1}
+    trainer = run(tmp_path, POISON, **settings)
+    assert len(trainer.quarantine.left_out) == 1
+    assert (trainer.progress.applied, trainer.progress.skipped) == (3, 1)
 
 
 def test_parameters_that_are_not_finite_put_no_sample_into_quarantine(tmp_path: Path) -> None:

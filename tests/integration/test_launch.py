@@ -188,21 +188,29 @@ def test_a_killed_launcher_takes_its_processes_with_it_and_the_run_comes_back(tm
     assert json.loads((tmp_path / "run" / "exit.json").read_text(encoding="utf8"))["code"] == 0
 
 
-def nodes(train: Train, folder: Path, *different: str) -> list[subprocess.CompletedProcess[str]]:
-    """Two launchers as on two machines, the second one's training with these arguments besides."""
+def nodes(train: Train, folder: Path, *different: str, apart: bool = False) -> list[subprocess.CompletedProcess[str]]:
+    """Two launchers as on two machines, the second one's training with these arguments besides.
+
+    Apart: each with a run folder of its own, as where machines share no file system.
+    """
     port = _free_port()
     processes = []
     for rank in (0, 1):
         command = train.command(ranks=2, **STEPS)
-        place = command.index("--nproc_per_node")
-        command[place + 1] = "1"
-        command[place:place] = ["--nnodes", "2", "--master", f"127.0.0.1:{port}", "--rank", str(rank)]
+        options = command.index("--nproc_per_node")
+        command[options + 1] = "1"
+        command[options:options] = ["--nnodes", "2", "--master", f"127.0.0.1:{port}", "--rank", str(rank)]
         command[command.index("--log_dir") + 1] = str(folder / f"log-{rank}")
         # The last of several -o for a key counts, so that they have to stand behind those of the run.
         command += [argument for argument in different if rank]
+        place = folder
+        if apart:
+            command += ["-o", "run.output_dir=run"]
+            place = folder / f"machine-{rank}"
+            place.mkdir()
         processes.append(
             subprocess.Popen(
-                command, env=train.environment, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+                command, env=train.environment, cwd=place, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
             )
         )
     said = [process.communicate(timeout=300)[0] for process in processes]
@@ -215,6 +223,14 @@ def test_two_machines_with_different_recipes_do_not_train(train: Train, tmp_path
         assert "The processes of this run do not train the same" in node.stdout
         assert re.search(r"rank 1  optim\.lr: must be the same .* rank 1 has 0\.125", node.stdout)
     assert not (tmp_path / "run").exists()
+
+
+def test_two_machines_without_a_common_run_folder_do_not_train(train: Train, tmp_path: Path) -> None:
+    """The second one would neither find the best checkpoint nor hear of the end of the first."""
+    first, second = nodes(train, tmp_path, apart=True)
+    assert [first.returncode, second.returncode] == [2, 2], first.stdout + second.stdout
+    assert "run.output_dir: another process does not see the folder of rank 0" in first.stdout
+    assert "run.output_dir: rank 1 does not see the folder of rank 0" in second.stdout
 
 
 def test_a_mistake_in_the_recipe_of_one_machine_ends_the_run_on_both(train: Train, tmp_path: Path) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from paddle_stable.distributed import World
 from paddle_stable.errors import Diverged, StepFailed
 from paddle_stable.stability.faults import InjectedError
 from paddle_stable.stop_signal import StopSignal
@@ -223,3 +226,35 @@ def test_a_row_of_nan_leads_back_to_the_last_good_state(tmp_path: Path) -> None:
     trainer = trained(tmp_path, [{"step": 20, "kind": "nan_embedding", "row": 2}])
     assert trainer.recovery.rollbacks == 1
     assert_usable(trainer)
+
+
+def test_a_rollback_takes_back_all_that_was_learned_since(tmp_path: Path) -> None:
+    values = {
+        **sample_values(tmp_path), **RUN, "amp.dtype": "float16", "amp.emulate": True, "amp.growth_interval": 3,
+        "amp.init_scale": 64.0, "clip.kind": "adaptive", "clip.adaptive.warmup_steps": 3, "clip.adaptive.window": 6,
+    }  # fmt: skip
+    trainer = open_trainer(tmp_path, values)
+    windows = trainer.loader.steps()
+    parts = ("amp", "clip", "spikes")
+    trainer._keep_good_state()
+    for _ in range(8):
+        trainer._record(trainer.train_step(windows))
+    snapshot = trainer.recovery.snapshot
+    assert snapshot is not None
+    trainer.best = replace(trainer.best, evaluations_since=7)
+    assert all(trainer.state()[part] != snapshot.state[part] for part in parts)
+    trainer._roll_back(snapshot)
+    assert all(trainer.state()[part] == snapshot.state[part] for part in parts)
+    assert trainer.best.evaluations_since == snapshot.state["evaluations_since"]
+    assert trainer.progress.applied == 0
+    trainer.writers.close()
+
+
+def test_a_state_that_is_not_finite_on_another_process_is_not_finite_here_either(tmp_path: Path) -> None:
+    trainer = open_trainer(tmp_path, {**sample_values(tmp_path), **RUN})
+    assert not trainer._is_model_spoilt()
+    trainer.world = cast(World, SimpleNamespace(size=2, rank=1, is_main=False, agree_max=lambda flag: max(flag, 1)))
+    assert trainer._is_model_spoilt()
+    assert not trainer._keep_good_state()
+    assert trainer.recovery.snapshot is None
+    trainer.writers.close()

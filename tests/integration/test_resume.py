@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -218,3 +219,30 @@ def test_a_checkpoint_of_another_task_is_refused(tmp_path: Path) -> None:
 def test_a_mistyped_checkpoint_is_told_from_a_damaged_one(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such checkpoint folder; --resume auto"):
         find_resume_point("Auto", CheckpointStore(tmp_path, keep_last=2))
+
+
+def test_another_list_of_samples_in_quarantine_is_noticed(tmp_path: Path) -> None:
+    listed = tmp_path / "listed.jsonl"
+    listed.write_text("", encoding="utf8")
+    values = {**sample_values(tmp_path), **PLAIN, "stability.quarantine.file": str(listed)}
+    stop_at(open_trainer(tmp_path, values), 4)
+    newest = max((tmp_path / "run" / "checkpoints").glob("step-*"))
+    trainer = open_trainer(tmp_path, values, resume="auto")
+    assert restore(trainer, newest) == []
+    trainer.writers.close()
+    origin = trainer.splits.train.origin(3)
+    entry = {"file": origin.file, "line": origin.line, "excerpt": origin.excerpt}
+    listed.write_text(json.dumps(entry) + "\n", encoding="utf8")
+    edited = open_trainer(tmp_path, values, resume="auto")
+    assert any("stability.quarantine.file names other samples" in line for line in restore(edited, newest))
+    edited.writers.close()
+
+
+def test_what_the_newest_evaluation_said_survives(tmp_path: Path) -> None:
+    values = {**sample_values(tmp_path), **PLAIN}
+    first = open_trainer(tmp_path, values)
+    stop_at(first, 6)
+    assert first.dev_metrics
+    resumed = open_trainer(tmp_path, values, resume="auto")
+    assert resumed.dev_metrics == first.dev_metrics
+    resumed.writers.close()

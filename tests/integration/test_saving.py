@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from paddle_stable import checkpoint
 from paddle_stable.background_saving import BackgroundSaving
 from paddle_stable.checkpoint import CheckpointError, CheckpointParts
 from paddle_stable.checkpoint_folder import read_manifest
-from paddle_stable.errors import StepFailed
+from paddle_stable.errors import Diverged, StepFailed
 from paddle_stable.run import TrainingRequest, run_training
 from paddle_stable.trainer import Trainer
 
@@ -71,8 +72,8 @@ def test_a_checkpoint_is_of_its_step_whatever_training_does_while_it_is_written(
     with monkeypatch.context() as patched:
         begin = BackgroundSaving.begin
 
-        def begin_and_wait(self: BackgroundSaving, step: int, parts: CheckpointParts, *, best: bool) -> None:
-            begin(self, step, parts, best=best)
+        def begin_and_wait(self: BackgroundSaving, step: int, parts: CheckpointParts, **named: Any) -> None:
+            begin(self, step, parts, **named)
             self.wait()
 
         patched.setattr(BackgroundSaving, "begin", begin_and_wait)
@@ -166,3 +167,36 @@ def test_a_save_that_fails_ends_all_processes(train: Train, tmp_path: Path) -> N
     assert end["code"] == 1
     assert "step 5 could not be saved" in end["reason"]
     assert "rank 0 could not save" in (tmp_path / "launch" / "workerlog.1").read_text(encoding="utf8")
+
+
+def test_the_curves_are_on_the_disk_before_the_checkpoint_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power failure would otherwise leave a checkpoint that is newer than the records that a resume keeps."""
+    flushed: list[str] = []
+
+    def told(descriptor: int) -> None:
+        flushed.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+
+    monkeypatch.setattr(os, "fsync", told)
+    finish(open_trainer(tmp_path, {**sample_values(tmp_path), "run.steps": 4, "run.eval_every": 4}))
+    flushed = flushed[flushed.index("metrics.jsonl") :]
+    assert any(name.startswith(".writing-") for name in flushed[1:])
+    assert not any(name.startswith(".writing-") for name in flushed[:1])
+
+
+def test_a_log_that_cannot_be_written_does_not_hide_why_training_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {**sample_values(tmp_path), "run.steps": 20, "run.eval_every": 3, "stability.recovery.max_rollbacks": 0}
+    faults = [{"step": 4, "kind": "nan_loss", "steps": 9}]
+    trainer = open_trainer(tmp_path, {**values, "stability.max_consecutive_skips": 1, "faults": faults})
+    note = trainer.writers.note
+
+    def full(message: str) -> None:
+        if "checkpoint saved" in message:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        note(message)
+
+    monkeypatch.setattr(type(trainer.writers), "note", lambda _, message: full(message))
+    monkeypatch.setattr(BackgroundSaving, "has_saved", False)  # it is said only when training has ended
+    with pytest.raises(Diverged):
+        finish(trainer)

@@ -6,18 +6,23 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 import numpy.typing as npt
 import paddle
 
+from paddle_stable import evaluation
 from paddle_stable.data.dataset import Array, Batch, Dataset, Sample, SampleOrigin
 from paddle_stable.data.loader import Loader, evaluation_batches, in_sample_order
 from paddle_stable.data.windows import WindowPlan
 from paddle_stable.distributed import World
+from paddle_stable.recipe import AmpConfig
+from paddle_stable.stability.amp import build_precision
+from paddle_stable.task import Task
+from paddle_stable.watchdog import Heartbeat
 
 BATCH_SIZE, ACCUMULATE = 2, 2
 WINDOW = BATCH_SIZE * ACCUMULATE * 2
@@ -145,6 +150,34 @@ def evaluate(world: World, model: paddle.nn.Layer) -> dict[str, str]:
     return {name: f"{rows.dtype}{rows.shape}{rows.tobytes().hex()}" for name, rows in outputs.items()}
 
 
+class OfItsOwn(Task):
+    """Its metric is another one on every rank, as the last bit of a sum may be."""
+
+    metric_names: ClassVar[Mapping[str, bool]] = {"rank": True}
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    def outputs(self, model: paddle.nn.Layer, batch: Batch) -> dict[str, Array]:
+        return {"y": batch["y"].numpy()}
+
+    def metrics(self, outputs: Mapping[str, Array], dataset: Dataset) -> dict[str, float]:
+        return {"rank": float(self._rank)}
+
+
+OfItsOwn.__abstractmethods__ = frozenset()  # trains nothing and builds nothing
+
+
+def agreed_metrics(world: World, model: paddle.nn.Layer) -> dict[str, float]:
+    """What an evaluation says on this rank."""
+    precision = build_precision(AmpConfig(), model)
+    return dict(
+        evaluation.evaluate(
+            OfItsOwn(world.rank), model, precision, Points(5), batch_size=2, world=world, heartbeat=Heartbeat()
+        ).metrics
+    )
+
+
 def one_batch_only(world: World) -> list[int]:
     """A split with fewer batches than ranks."""
     mine = [(batch.indices, {"row": batch["y"].numpy()}) for batch in evaluation_batches(Points(2), 4, world)]
@@ -194,6 +227,7 @@ def main(folder: Path) -> None:
         "evaluated": evaluate(world, model),
         "evaluated_alone": evaluate(World.single(), model),
         "one_batch_only": one_batch_only(world),
+        "metrics": agreed_metrics(world, model),
         "meets": meets(world, folder),
     }
     (folder / f"rank{world.rank}.json").write_text(json.dumps(found))

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from paddle_stable.recipe import AmpConfig, ClipConfig
-from paddle_stable.stability.advice import NaiveComparison, advice
+from paddle_stable.recipe import AmpConfig, ClipConfig, ModelKind
+from paddle_stable.stability.advice import Clipping, NaiveComparison, advice
 from paddle_stable.stability.monitor import Monitor
 from paddle_stable.stability.step_report import SkipReason, StepReport, Verdict
 
@@ -38,8 +38,21 @@ def monitor_of(
     return monitor
 
 
-def said(monitor: Monitor, amp: AmpConfig = FLOAT32, comparison: NaiveComparison | None = None, **clip: Any) -> str:
-    return "\n".join(advice(monitor, clip=ClipConfig(**clip), amp=amp, comparison=comparison))
+def clipping(model: ModelKind = "transformer", bound: float | None = None, **clip: Any) -> Clipping:
+    config = ClipConfig(**clip)
+    return Clipping(config, config.max_norm if bound is None else bound, model)
+
+
+def said(
+    monitor: Monitor,
+    amp: AmpConfig = FLOAT32,
+    comparison: NaiveComparison | None = None,
+    model: ModelKind = "transformer",
+    in_force: float | None = None,
+    **clip: Any,
+) -> str:
+    lines = advice(monitor, clipping=clipping(model, in_force, **clip), amp=amp, comparison=comparison)
+    return "\n".join(lines)
 
 
 def test_a_healthy_run_gets_no_advice() -> None:
@@ -73,7 +86,34 @@ def test_never_clipping_suggests_the_95th_percentile_when_the_bound_is_far_above
 ) -> None:
     text = said(monitor_of(plain=100, norm=0.9), max_norm=max_norm)
     assert ("None of 100 applied steps was clipped" in text) is expected
-    assert ("clip.max_norm=0.9." in text) is expected
+    assert ("clip.max_norm=0.9, the 95th percentile." in text) is expected
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"), [("rnn", "clip.max_norm=1, of 1–5"), ("cnn", "clip.max_norm=5, of 5–10")]
+)
+def test_a_bound_below_the_usual_range_of_such_models_is_raised_to_it(model: ModelKind, expected: str) -> None:
+    monitor = monitor_of(plain=100, norm=0.3)
+    assert expected in said(monitor, model=model, kind="none")
+    assert expected in said(monitor, model=model, max_norm=100.0)
+    assert said(monitor, model=model, max_norm=float(expected.partition("=")[2].partition(",")[0])) == ""
+
+
+def test_a_bound_that_would_limit_most_steps_is_not_advised() -> None:
+    text = said(monitor_of(plain=100, norm=40.0), model="transformer", kind="none")
+    assert "clip.max_norm=40, the 95th percentile." in text
+
+
+def test_the_bound_of_the_schedule_that_was_in_force_counts() -> None:
+    schedule = [{"from_step": 5, "max_norm": 1.0}]
+    assert said(monitor_of(plain=100), max_norm=100.0, schedule=schedule, in_force=1.0) == ""
+    text = said(monitor_of(plain=50, clipped=50), max_norm=100.0, schedule=schedule, in_force=1.0)
+    assert "(clip.max_norm=100, and 1 in the end by clip.schedule)" in text
+
+
+def test_the_norms_of_a_divergence_make_no_bound() -> None:
+    lines = advice(monitor_of(plain=100), clipping=clipping(kind="none"), amp=FLOAT32, diverging=True)
+    assert ["lower optim.lr" in line for line in lines] == [True]
 
 
 @pytest.mark.parametrize("kind", ["value", "norm"])
@@ -145,7 +185,7 @@ def test_a_model_no_better_than_the_naive_answer_is_told(value: float, higher_is
 def test_the_most_pressing_advice_comes_first() -> None:
     comparison = NaiveComparison("accuracy", 0.5, 0.5, "the majority class", higher_is_better=True)
     monitor = monitor_of(clipped=50, nonfinite=50)
-    lines = advice(monitor, clip=ClipConfig(), amp=AmpConfig(dtype="float16"), comparison=comparison)
+    lines = advice(monitor, clipping=clipping(), amp=AmpConfig(dtype="float16"), comparison=comparison)
     assert [line.split()[0] for line in lines] == ["50%", "The", "The", "50"]
 
 

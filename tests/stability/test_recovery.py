@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -79,10 +80,41 @@ def test_too_many_unusable_steps_are_divergence() -> None:
 
 
 def test_a_loss_that_stays_far_above_its_best_is_divergence_and_a_short_bump_is_not() -> None:
-    assert recovery_after(*[1.0] * 5, *[100.0], *[1.0] * 20).divergence(0, limit=5) is None
-    why = recovery_after(*[1.0] * 5, *[50.0] * 8).divergence(0, limit=5)
+    assert recovery_after(*[1.0] * 10, *[100.0], *[1.0] * 20).divergence(0, limit=5) is None
+    why = recovery_after(*[1.0] * 10, *[50.0] * 8).divergence(0, limit=5)
     assert why is not None
     assert "2 times its best for 4 steps" in why
+
+
+def ever_diverged(recovery: Recovery, losses: Sequence[float]) -> bool:
+    found = False
+    for step, loss in enumerate(losses):
+        recovery.observe(report(step, loss=loss))
+        found = found or recovery.divergence(0, limit=5) is not None
+    return found
+
+
+def test_one_large_loss_right_after_a_rollback_is_not_divergence_and_many_are() -> None:
+    for losses, expected in (([100.0, *[1.0] * 60], False), ([50.0] * 20, True)):
+        recovery = recovery_after(*[1.0] * 20)
+        recovery.rolled_back(0)
+        assert ever_diverged(recovery, losses) is expected
+
+
+def test_a_small_loss_at_the_very_beginning_is_not_the_best_for_ever() -> None:
+    assert not ever_diverged(recovery_after(0.2), [1.0] * 100)
+
+
+def test_losses_below_zero_are_never_far_above_their_best() -> None:
+    recovery = recovery_after(*[-1.0] * 2000)
+    assert recovery.state()["health"]["best_loss"] == pytest.approx(-1.0)
+    assert not ever_diverged(recovery, [5.0] * 20)
+
+
+def test_a_state_whose_loss_is_far_above_its_best_is_not_kept() -> None:
+    recovery = recovery_after(*[1.0] * 10, *[50.0] * 6)
+    assert recovery.divergence(0, limit=5) is None
+    assert not recovery.wants_snapshot(1000)
 
 
 def test_overflows_and_withheld_steps_say_nothing_about_the_model() -> None:
