@@ -198,6 +198,10 @@ def _explain(error: yaml.MarkedYAMLError, has_lines: bool) -> str:
         return "a second document begins here (`---`): a recipe is one document"
     if "alias" in problem or "alias" in (error.context or ""):
         return f"not valid YAML: {problem}. Text that begins with * or & has to stand in quotes"
+    if "directive" in (error.context or "") or "cannot start any token" in problem:
+        # The shell takes the outer quotes away.
+        example = '"%m/%d/%Y"' if has_lines else "-o 'data.time_format=\"%m/%d/%Y\"'"
+        return f"not valid YAML: {problem}. Text that begins with %, @ or ` has to stand in quotes, such as {example}"
     context = ""
     if error.context:
         # An unclosed quote or bracket is noticed at the end of the file; what helps is where it was opened.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -59,7 +60,9 @@ def score(request: ScoringRequest) -> ExitCode:
     except (InputError, CheckpointError, StateMismatch, SampleError, OSError) as error:
         complain(str(error))
         return ExitCode.INPUT
-    say(json.dumps({"checkpoint": str(checkpoint), "split": request.split, "metrics": dict(found.metrics)}, indent=2))
+    # JSON has no infinity: a skill beside a perfect naive forecast is minus that.
+    metrics = {name: value if math.isfinite(value) else None for name, value in found.metrics.items()}
+    say(json.dumps({"checkpoint": str(checkpoint), "split": request.split, "metrics": metrics}, indent=2))
     return ExitCode.DONE
 
 

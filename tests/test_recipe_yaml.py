@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from paddle_stable.recipe_yaml import MAX_BYTES, Entry, from_python, read_yaml, 
 REFUSED = "is not allowed: a recipe holds plain data only"
 QUOTES = "Text that begins with * or & has to stand in quotes"
 UNCLOSED_QUOTE = "not valid YAML: found unexpected end of stream (while scanning a quoted scalar, from line 1)"
+IN_QUOTES = "Text that begins with %, @ or ` has to stand in quotes, such as"
+CANNOT_BEGIN = f"that cannot start any token. {IN_QUOTES}"
 
 
 def read(text: str) -> tuple[Entry | None, list[str]]:
@@ -82,6 +85,8 @@ def test_the_nearest_entry_says_how_far_the_path_goes() -> None:
         ("a: 'x\nb: 1", f"r.yaml:2  {UNCLOSED_QUOTE}"),
         ("a: b: c", "r.yaml:1  not valid YAML: mapping values are not allowed here"),
         ("a: *y", f"r.yaml:1  not valid YAML: found undefined alias 'y'. {QUOTES}"),
+        ("a: %m", f"r.yaml:1  not valid YAML: found character '%' {CANNOT_BEGIN} \"%m/%d/%Y\""),
+        ("a: @m", f"r.yaml:1  not valid YAML: found character '@' {CANNOT_BEGIN} \"%m/%d/%Y\""),
         ("a: \x01", "r.yaml:1  a character that YAML does not allow: special characters are not allowed"),
         ("a: &x [*x]", "r.yaml:1  aliases (`*name`) expand to more than 30 levels"),
         ("a: &x {b: *x}", "r.yaml:1  aliases (`*name`) expand to more than 30 levels"),
@@ -174,6 +179,17 @@ def test_a_value_of_the_command_line_has_its_key_and_no_line() -> None:
     ]
     assert entry is not None
     assert entry.nearest(("c",))[0].line == 0
+
+
+@pytest.mark.parametrize("text", ["%m/%d/%Y", "%Y-%m-%d", "@x", "`x"])
+def test_text_of_the_command_line_has_to_stand_in_quotes_that_outlast_the_shell(text: str) -> None:
+    problems: list[Problem] = []
+    assert read_yaml(text, "command line", problems, above=("data", "time_format"), has_lines=False) is None
+    [problem] = problems
+    _, example = str(problem).split(f". {IN_QUOTES} -o ")
+    [argument] = shlex.split(example)
+    key, _, quoted = argument.partition("=")
+    assert (key, value(quoted)) == ("data.time_format", "%m/%d/%Y")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from paddle_stable.data.dataset import SampleOrigin
 from paddle_stable.data.workers import SampleError
 from paddle_stable.distributed import World
 from paddle_stable.errors import ExitCode
+from paddle_stable.evaluation import Evaluation
 from paddle_stable.recipe_io import load_recipe
 from paddle_stable.scoring import ScoringRequest, score
 
@@ -135,3 +137,19 @@ def test_a_sample_that_cannot_be_read_is_named_and_ends_with_2(
     code, printed, said = told(capsys, saved[0])
     assert (code, printed) == (ExitCode.INPUT, "")
     assert "Preparing a sample failed: OSError: damaged\nSample: photo.jpg" in said
+
+
+def test_a_metric_that_is_not_finite_is_null(
+    saved: tuple[Path, dict[int, dict[str, float]]],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    metrics = {"mse": 0.5, "skill": -math.inf, "mae": math.nan, "rmse": math.inf}
+    monkeypatch.setattr(scoring, "evaluate", lambda *_, **__: Evaluation(metrics, {}))
+    code, printed, _ = told(capsys, saved[0])
+
+    def refuse(word: str) -> None:
+        pytest.fail(f"{word} is not JSON")
+
+    found = json.loads(printed, parse_constant=refuse)
+    assert (code, found["metrics"]) == (ExitCode.DONE, {"mse": 0.5, "skill": None, "mae": None, "rmse": None})

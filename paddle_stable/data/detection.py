@@ -127,7 +127,9 @@ class TrainingView(View):
         window = draw_crop(on_canvas, placement.width, placement.height, data.augment, rng)
         crop = cut_out(image, placement, window, size)
         outlines = moved([region.points for region in regions], crop.matrix)
-        shown = [(outline, region.ignore) for outline, region in zip(outlines, regions, strict=True) if crop.shows(outline)]
+        shown = [
+            (outline, region.ignore) for outline, region in zip(outlines, regions, strict=True) if crop.shows(outline)
+        ]
         maps = draw_maps(
             [outline for outline, _ in shown],
             [ignore for _, ignore in shown],

@@ -99,7 +99,7 @@ class _Findings:
         except OSError as error:
             self.problems.append(Problem(file, line, f"image {image}: {error.strerror or error}."))
             return
-        except UnreadableImage as error:
+        except (UnreadableImage, ValueError) as error:  # ValueError: a NUL byte in the name
             self.problems.append(Problem(file, line, f"image {image}: {error}."))
             return
         regions = [region for text in texts if (region := self._region(text, file, size)) is not None]
@@ -172,8 +172,14 @@ def _parse_line(line: bytes, number: int) -> tuple[str, list[_ReadText]] | str:
     name = fields[0].strip()
     if not name or name.startswith("["):
         return f"{_EXPECTED}, found {name or 'nothing'!r} for the path: one image a line."
+    texts = _parse_texts(fields[1], number)
+    return texts if isinstance(texts, str) else (name, texts)
+
+
+def _parse_texts(after_the_tab: str, number: int) -> list[_ReadText] | str:
+    """Texts of a line, or what is wrong with them."""
     try:
-        entries = json.loads(fields[1])
+        entries = json.loads(after_the_tab)
     except (ValueError, RecursionError) as error:
         return f"broken JSON after the tab: {error}."
     if not isinstance(entries, list):
@@ -183,7 +189,7 @@ def _parse_line(line: bytes, number: int) -> tuple[str, list[_ReadText]] | str:
         if not isinstance(entry, dict) or "points" not in entry or not isinstance(entry.get("transcription"), str):
             return f'text {position}: expected {{"transcription": "…", "points": [[x, y], …]}}, found {entry!s:.80}.'
         texts.append(_ReadText(entry["points"], entry["transcription"], number, f"text {position}: "))
-    return name, texts
+    return texts
 
 
 def _read_gt_folder(folder: Path, images: Path) -> DetectionLabels:

@@ -89,6 +89,9 @@ def _orientation(image: Image.Image) -> int:
     if image.format == "PNG" and "exif" not in image.info:
         # Pillow would decode everything to look for it behind the pixels.
         return 1
+    if image.format == "TIFF":
+        # Pillow turns these by itself: `size` and the pixels are upright already, while the tag still says otherwise.
+        return 1
     return int(image.getexif().get(_ORIENTATION_TAG, 1))
 
 

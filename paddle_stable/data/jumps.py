@@ -42,10 +42,12 @@ def find_jumps(values: Floats, train_rows: int) -> list[Jump]:
     """Jumps of one column [rows], NaN where there is no value.
 
     Only positive values have log changes: a column with more than a few others has no jumps that could be found
-    without knowing its unit. What is usual comes from the first `train_rows` rows.
+    without knowing its unit. What is usual comes from the first `train_rows` rows, and what is found there does not
+    depend on the rows behind them: one that jumps away there and comes back later has stayed away.
     """
     rows = np.flatnonzero(np.isfinite(values) & (values > 0))
-    if len(rows) < 3 or len(rows) < 0.999 * np.isfinite(values).sum():
+    train_end = int(np.searchsorted(rows, train_rows))
+    if len(rows) < 3 or train_end < 0.999 * np.isfinite(values[:train_rows]).sum():
         return []
     logs = np.log(values[rows])
     changes = np.abs(np.diff(logs))
@@ -61,7 +63,8 @@ def find_jumps(values: Floats, train_rows: int) -> list[Jump]:
             continue
         level = logs[position - 1]
         change = float(logs[position] - level)
-        after = np.abs(logs[position + 1 : position + 1 + COMES_BACK_WITHIN] - level) <= abs(change) / 4
+        seen = logs[:train_end] if position < train_end else logs
+        after = np.abs(seen[position + 1 : position + 1 + COMES_BACK_WITHIN] - level) <= abs(change) / 4
         back = int(np.argmax(after)) + 1 if after.any() else 0
         away = tuple(rows[position : position + back].tolist())
         jumps.append(Jump(int(rows[position]), math.exp(change), abs(change) / usual, away))

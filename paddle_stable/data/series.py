@@ -90,6 +90,10 @@ def load_series(config: SeriesConfig) -> Loaded:
     problems = [*_stops(table.file, decisions), *level_problems]
     keep_row = np.ones(rows, dtype=np.bool_)
     keep_row[[decision.finding.row for decision in decisions if decision.action == "drop"]] = False
+    if not keep_row.any():
+        first = min((d.finding for d in decisions if d.action == "drop"), key=lambda finding: finding.row)
+        message = f"data.policy leaves out all {rows} rows; the first: {_sentence(first)}."
+        raise InputError.single(table.file, message, line=first.line)
     values = table.values[:rows].copy()
     problems += _fill(values, keep_row, table, decisions)
     series = Series(
@@ -99,23 +103,33 @@ def load_series(config: SeriesConfig) -> Loaded:
         None if table.times is None else table.times[:rows][keep_row],
         table.lines[:rows][keep_row],
         parts[keep_row],
-        broken[keep_row],
+        _moved_on(broken, keep_row)[keep_row],
     )
     return Loaded(series, tuple(problems), (*_changes(table.file, decisions, parts), *warnings))
+
+
+def _moved_on(broken: npt.NDArray[np.bool_], keep_row: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """A change of level whose row is left out happens at the next row that stays."""
+    kept = np.flatnonzero(keep_row)
+    moved = np.zeros_like(broken)
+    places = np.searchsorted(kept, np.flatnonzero(broken))
+    moved[kept[places[places < len(kept)]]] = True
+    return moved
 
 
 def _resolve_cuts(table: Table, config: SeriesConfig) -> list[int]:
     """Row after the last one of train, dev and (if asked for) test, counted over all rows of the file."""
     total = len(table.values)
     asked = {"data.dev_from": config.dev_from, "data.test_from": config.test_from, "data.until": config.until}
+    times = _times_in_order(table)
     ends: list[int] = []
     problems = []
     for key, cut in asked.items():
         if cut is None:
             continue
-        row = _row_of(cut, table, total)
+        row = _row_of(cut, times, total)
         if row >= total and (key != "data.until" or row > total):
-            last = "" if table.times is None else f", the last one of {show_time(np.fmax.reduce(table.times))}"
+            last = "" if times is None else f", the last one of {show_time(np.fmax.reduce(times))}"
             message = f"{key}: {cut} leaves no row after it; the file has {total} rows{last}."
             problems.append(Problem(table.file, 0, message))
         elif row == 0:
@@ -130,14 +144,23 @@ def _resolve_cuts(table: Table, config: SeriesConfig) -> list[int]:
     return ends if config.until is not None else [*ends, total]
 
 
-def _row_of(cut: Cut, table: Table, total: int) -> int:
+def _times_in_order(table: Table) -> Times | None:
+    """NaT also where a time is out of order: one that is far too late is not where a split begins."""
+    if table.times is None:
+        return None
+    times = table.times.copy()
+    times[[finding.row for finding in table.findings if finding.kind == "unordered_time"]] = np.datetime64("NaT")
+    return times
+
+
+def _row_of(cut: Cut, times: Times | None, total: int) -> int:
     """The first row at or after a cut; one more than there are when a date is never reached."""
     if isinstance(cut, int):
         return cut
     if isinstance(cut, float):
         return round(cut * total)
-    assert table.times is not None  # the configuration was checked for it
-    after = table.times >= in_utc(datetime.fromisoformat(cut))
+    assert times is not None  # the configuration was checked for it
+    after = times >= in_utc(datetime.fromisoformat(cut))
     return int(np.argmax(after)) if after.any() else total + 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from datetime import date, datetime, timezone
 from typing import Annotated, Literal, TypeAlias, cast, final
@@ -18,12 +19,18 @@ Transform: TypeAlias = Literal["value", "log", "log_return", "log_realised_volat
 TargetTransform: TypeAlias = Literal["value", "log_return", "log_realised_volatility"]
 
 
-def _as_text(value: object) -> object:
-    """YAML reads an unquoted 2013-01-01 as a date."""
-    return value.isoformat() if isinstance(value, date | datetime) else value
+def _as_cut(value: object) -> object:
+    """YAML reads an unquoted 2013-01-01 as a date, and 7e-1 as text."""
+    if isinstance(value, date | datetime):
+        return value.isoformat()
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            number = float(value)
+            return number if 0.0 < number < 1.0 else value
+    return value
 
 
-Cut: TypeAlias = Annotated[int | float | str, BeforeValidator(_as_text)]
+Cut: TypeAlias = Annotated[int | float | str, BeforeValidator(_as_cut)]
 """Where a split begins: a fraction of the file's rows (0.7), a number of rows before it (8640), or a date."""
 
 
@@ -32,7 +39,8 @@ class PolicyConfig(Section):
     """What to do with each kind of bad data. `stop` lists all of it by file and line before step 0.
 
     `drop` leaves the row out (its neighbours become consecutive), `forward_fill` repeats the column's last value
-    (only the past is used), `keep` lets it through to the model as NaN or inf, or as it stands.
+    (only the past is used, but for jumps: whether one comes back is seen in the rows after it), `keep` lets it through
+    to the model as NaN or inf, or as it stands.
     """
 
     missing: Policy = "stop"
@@ -99,10 +107,10 @@ def _refuse_bad_format(text: str) -> None:
     """Raise ValueError for what strptime cannot read back from what it wrote, or what does not name the day."""
     moment = datetime(2003, 5, 17, 16, 45, 30, tzinfo=timezone.utc)
     try:
-        read = datetime.strptime(moment.strftime(text), text)  # noqa: DTZ007 - only the day is looked at
+        read = datetime.strptime(moment.strftime(text), text)
     except (ValueError, re.error) as error:
         raise ValueError(f"expected a format of strptime such as %Y-%m-%d, got {text!r} ({error})") from error
-    if (read.month, read.day) != (moment.month, moment.day):
+    if read.date() != moment.date():
         raise ValueError(f"expected a format with year, month and day such as %Y-%m-%d, got {text!r}")
 
 

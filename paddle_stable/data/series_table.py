@@ -99,7 +99,7 @@ def read_table(config: SeriesConfig) -> Table:
 
 
 def _rows(config: SeriesConfig) -> Iterator[tuple[int, list[str]]]:
-    """Line number and cells of every row that is not blank."""
+    """Line number and cells of every row."""
     path = Path(config.file)
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
@@ -116,10 +116,19 @@ def _rows(config: SeriesConfig) -> Iterator[tuple[int, list[str]]]:
         raise InputError.single(config.file, message, line=line) from error
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=config.delimiter, strict=True)
     line = 1
+    begun = False
+    empty: list[tuple[int, list[str]]] = []
     try:
         for cells in reader:
             if any(cell.strip() for cell in cells):
+                # Empty cells between rows are missing values, in a table of one column even a blank line. Elsewhere a
+                # blank line is nothing, and so is all that is empty before the first row or behind the last.
+                if begun:
+                    yield from ((place, row or [""]) for place, row in empty if len(row) > 1 or len(cells) == 1)
+                begun, empty = True, []
                 yield line, cells
+            else:
+                empty.append((line, cells))
             line = reader.line_num + 1
     except csv.Error as error:
         raise InputError.single(config.file, f"is not CSV: {error}.", line=line) from error
@@ -201,15 +210,35 @@ def _order(times: Times, lines: npt.NDArray[np.int64], config: SeriesConfig) -> 
     if len(known) > 2 and np.mean(known[1:] < known[:-1]) > 0.5:
         message = "time runs backwards: the file is sorted from new to old. Sort it from old to new."
         raise InputError.single(config.file, message, line=int(lines[0]))
-    newest = np.maximum.accumulate(known)[:-1] if len(known) else known
     name = config.time_column or ""
-    for position in np.flatnonzero(known[1:] <= newest):
-        row, now, before = int(rows[position + 1]), known[position + 1], newest[position]
-        if now == before:
-            yield Finding("repeated_time", row, int(lines[row]), name, f"{show_time(now)} stands a second time")
+    too_late = _too_late(known)
+    for position in np.flatnonzero(too_late):
+        row, after = int(rows[position]), int(rows[position + 1])
+        message = f"{show_time(times[row])} comes before {show_time(times[after])} of line {lines[after]}"
+        yield Finding("unordered_time", row, int(lines[row]), name, message)
+    newest: int | None = None
+    for row in rows[~too_late].tolist():
+        if newest is None or times[row] > times[newest]:
+            newest = row
+        elif times[row] == times[newest]:
+            message = f"{show_time(times[row])} stands a second time, as in line {lines[newest]}"
+            yield Finding("repeated_time", row, int(lines[row]), name, message)
         else:
-            message = f"{show_time(now)} comes after {show_time(before)}"
+            message = f"{show_time(times[row])} comes after {show_time(times[newest])} of line {lines[newest]}"
             yield Finding("unordered_time", row, int(lines[row]), name, message)
+
+
+def _too_late(times: Times) -> npt.NDArray[np.bool_]:
+    """Single rows that are later than the two behind them, which are in order with each other and the row before.
+
+    It is then that row's time that is wrong, and not those of all the rows behind it, up to which it is late.
+    """
+    late = np.zeros(len(times), dtype=np.bool_)
+    if len(times) > 2:
+        now, after, second = times[:-2], times[1:-1], times[2:]
+        late[:-2] = (now > second) & (now > after) & (after <= second)
+        late[1:-2] &= times[:-3] <= after[1:]
+    return late
 
 
 def in_utc(moment: datetime) -> np.datetime64:

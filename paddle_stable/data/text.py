@@ -64,10 +64,14 @@ class _Columns:
     label: int = 1
     count: int = 2
     names: str = "text<TAB>label"
+    first_row: int = 0
+    """0-based; the line before it is the header."""
 
 
 def read_text_file(path: Path, labels: Sequence[str] | None = None) -> TextFile:
     r"""Read `text<TAB>label` (PaddleNLP's local format), or a TSV whose header names `label` and `text_a`.
+
+    A first line that is `text<TAB>label` itself is a header too.
 
     UTF-8, with or without BOM, lines ending in "\n" or "\r\n" and in nothing else: texts contain other Unicode
     line separators. Blank lines are left out. Nothing is raised: what is wrong is in the result.
@@ -84,7 +88,7 @@ def read_text_file(path: Path, labels: Sequence[str] | None = None) -> TextFile:
     columns, problem = _columns(lines[0])
     if problem:
         return TextFile(str(path), (), (Problem(str(path), 1, problem),))
-    first = 0 if columns == _Columns() else 1
+    first = columns.first_row
     rows: list[TextRow] = []
     problems: list[Problem] = []
     for number, line in enumerate(lines[first:], start=first + 1):
@@ -102,14 +106,16 @@ def read_text_file(path: Path, labels: Sequence[str] | None = None) -> TextFile:
 
 def _columns(first_line: bytes) -> tuple[_Columns, str]:
     """The columns that the first line names, or those of the local format; and what is wrong with the header."""
-    names = first_line.decode("utf-8", errors="replace").strip().split("\t")
+    names = first_line.decode("utf-8", errors="replace").strip("\r\n ").lower().split("\t")
+    if names == ["text", "label"]:
+        return _Columns(first_row=1), ""
     if "text_a" not in names:
         return _Columns(), ""
     if "text_b" in names:
         return _Columns(), "the header names text_b: pairs of texts are not supported, only text_a and label."
     if "label" not in names:
         return _Columns(), f"the header has no label column: found {', '.join(names)}; expected label and text_a."
-    return _Columns(names.index("text_a"), names.index("label"), len(names), "<TAB>".join(names)), ""
+    return _Columns(names.index("text_a"), names.index("label"), len(names), "<TAB>".join(names), 1), ""
 
 
 def _row(line: bytes, number: int, columns: _Columns, labels: Sequence[str] | None) -> TextRow | str:
@@ -294,6 +300,7 @@ class TextDataset(Dataset):
         tokens: TokenRows,
         *,
         pad_id: int,
+        max_length: int | None = None,
         mask_id: int = 0,
         token_dropout: float = 0.0,
     ) -> None:
@@ -316,6 +323,7 @@ class TextDataset(Dataset):
         self._excerpts = tuple(_short(row.text) for row in file.rows)
         self._tokens = tokens
         self._pad_id = pad_id
+        self._max_length = max_length
         self._mask_id = mask_id
         self._token_dropout = token_dropout
 
@@ -345,6 +353,11 @@ class TextDataset(Dataset):
         """Of the ids and the labels."""
         return digest({"labels": self.labels, "values": self._tokens.values, "offsets": self._tokens.offsets})
 
+    def _padded(self, longest: int) -> int:
+        """Rounded up to a multiple of 8, though not beyond the positions that the model has."""
+        rounded = -(-longest // PAD_MULTIPLE) * PAD_MULTIPLE
+        return rounded if self._max_length is None else max(longest, min(rounded, self._max_length))
+
     def collate(self, samples: Sequence[Sample]) -> dict[str, Array]:
         """Pad to the longest, rounded up to a multiple of 8.
 
@@ -352,7 +365,7 @@ class TextDataset(Dataset):
             `input_ids` and `attention_mask` (1: a token, 0: padding) [samples, length], `label` [samples], int64.
         """
         longest = max(len(sample["input_ids"]) for sample in samples)
-        shape = (len(samples), -(-longest // PAD_MULTIPLE) * PAD_MULTIPLE)
+        shape = (len(samples), self._padded(longest))
         input_ids = np.full(shape, self._pad_id, dtype=np.int64)
         attention_mask = np.zeros(shape, dtype=np.int64)
         for row, sample in enumerate(samples):

@@ -146,7 +146,6 @@ class Paint:
 def paint(image: Pixels, text: PlacedText, how: Paint) -> None:
     """Put the ink onto the image, in place."""
     if how.shadow:
-        rows, columns = text.ink.shape
         down, right = text.top + how.shadow, text.left + how.shadow
         room = text.ink[: max(0, image.shape[0] - down), : max(0, image.shape[1] - right)]
         _blend(image, room, right, down, np.zeros(3, np.float32), 0.6 * how.opacity)

@@ -198,7 +198,7 @@ def _shape(ink: Letters, rng: np.random.Generator) -> Shape:
 
 
 def _paint(image: Pixels, placed: PlacedText, rng: np.random.Generator) -> float:
-    """Colour the text against what is behind it; returns the difference in brightness beyond the usual one behind it."""
+    """Colour the text against what is behind it; returns the difference in brightness beyond the usual one there."""
     rows, columns = placed.ink.shape
     behind = image[placed.top : placed.top + rows, placed.left : placed.left + columns]
     if rng.random() < 0.3:  # a sign of its own
@@ -231,7 +231,9 @@ def _through_a_camera(image: Pixels, studio: Studio, rng: np.random.Generator) -
         image = np.asarray(cv2.GaussianBlur(image, (0, 0), float(rng.uniform(0.3, 1.1))), np.uint8)
     elif kind < 0.5:
         image = np.asarray(cv2.filter2D(image, -1, _motion(rng)), np.uint8)
-    top, left = (int(rng.integers(room + 1)) for room in (studio.noise.shape[0] - HEIGHT, studio.noise.shape[1] - WIDTH))
+    top, left = (
+        int(rng.integers(room + 1)) for room in (studio.noise.shape[0] - HEIGHT, studio.noise.shape[1] - WIDTH)
+    )
     noise = studio.noise[top : top + HEIGHT, left : left + WIDTH]
     result = image * field[:, :, None]
     result += noise * np.float32(rng.uniform(0.0, 14.0))
@@ -250,6 +252,4 @@ def _motion(rng: np.random.Generator) -> npt.NDArray[np.float32]:
 
 
 def _touch(one: tuple[int, int, int, int], other: tuple[int, int, int, int]) -> bool:
-    return (
-        one[0] < other[2] + GAP and other[0] < one[2] + GAP and one[1] < other[3] + GAP and other[1] < one[3] + GAP
-    )
+    return one[0] < other[2] + GAP and other[0] < one[2] + GAP and one[1] < other[3] + GAP and other[1] < one[3] + GAP

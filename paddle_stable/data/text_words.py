@@ -6,14 +6,90 @@ from collections.abc import Callable
 
 import numpy as np
 
-_SIGNS = (
-    "OPEN EXIT SALE CAFE HOTEL BANK TAXI STOP PARK BUS METRO EXPRESS MARKET PHARMACY BAKERY RESTAURANT PARKING CENTRAL "
-    "STATION TICKETS INFORMATION TOILETS ENTRANCE NOTICE DANGER CAUTION PRIVATE KEEP CLEAR WELCOME FRESH COFFEE FLOWERS "
-    "BOOKS MUSIC CINEMA THEATRE MUSEUM GALLERY LIBRARY SCHOOL OFFICE FLOOR LIFT STAIRS PLATFORM GATE TERMINAL ARRIVALS"
-).split()
-_ONSETS = "b c d f g h j k l m n p r s t v w br cr dr fl gr pl pr sh sp st th tr".split()
-_VOWELS = "a e i o u ai ea ee io oo ou".split()
-_CODAS = ["", "", "", *"l m n r s t x ck ll nd ng nt rd rs st".split()]
+_SIGNS = [
+    "OPEN",
+    "EXIT",
+    "SALE",
+    "CAFE",
+    "HOTEL",
+    "BANK",
+    "TAXI",
+    "STOP",
+    "PARK",
+    "BUS",
+    "METRO",
+    "EXPRESS",
+    "MARKET",
+    "PHARMACY",
+    "BAKERY",
+    "RESTAURANT",
+    "PARKING",
+    "CENTRAL",
+    "STATION",
+    "TICKETS",
+    "INFORMATION",
+    "TOILETS",
+    "ENTRANCE",
+    "NOTICE",
+    "DANGER",
+    "CAUTION",
+    "PRIVATE",
+    "KEEP",
+    "CLEAR",
+    "WELCOME",
+    "FRESH",
+    "COFFEE",
+    "FLOWERS",
+    "BOOKS",
+    "MUSIC",
+    "CINEMA",
+    "THEATRE",
+    "MUSEUM",
+    "GALLERY",
+    "LIBRARY",
+    "SCHOOL",
+    "OFFICE",
+    "FLOOR",
+    "LIFT",
+    "STAIRS",
+    "PLATFORM",
+    "GATE",
+    "TERMINAL",
+    "ARRIVALS",
+]
+_ONSETS = [
+    "b",
+    "c",
+    "d",
+    "f",
+    "g",
+    "h",
+    "j",
+    "k",
+    "l",
+    "m",
+    "n",
+    "p",
+    "r",
+    "s",
+    "t",
+    "v",
+    "w",
+    "br",
+    "cr",
+    "dr",
+    "fl",
+    "gr",
+    "pl",
+    "pr",
+    "sh",
+    "sp",
+    "st",
+    "th",
+    "tr",
+]
+_VOWELS = ["a", "e", "i", "o", "u", "ai", "ea", "ee", "io", "oo", "ou"]
+_CODAS = ["", "", "", *["l", "m", "n", "r", "s", "t", "x", "ck", "ll", "nd", "ng", "nt", "rd", "rs", "st"]]
 _HANZI = (
     "中国上海北京大小学生人民公司银行医院出口入开关门店路街号楼层电话服务中心水果蔬菜酒饭面包咖啡茶书音乐安全消防"
     "请勿停车禁止吸烟欢迎光临新鲜特价打折超市地铁站台左右前后东西南北春夏秋冬红黄蓝绿白黑金木火土山石田花草鱼鸟马牛"
@@ -48,8 +124,15 @@ def _word(rng: np.random.Generator) -> str:
 
 def _number(rng: np.random.Generator) -> str:
     value = int(rng.integers(1, 10_000))
-    forms = (f"{value}", f"${value / 100:.2f}", f"{value % 100}%", f"{value % 24:02d}:{value % 60:02d}",
-             f"No. {value % 1000}", f"{value:04d}-{value % 977:03d}", f"{'ABCDEFGHKLM'[value % 11]}{value % 1000}")  # fmt: skip
+    forms = (
+        f"{value}",
+        f"${value / 100:.2f}",
+        f"{value % 100}%",
+        f"{value % 24:02d}:{value % 60:02d}",
+        f"No. {value % 1000}",
+        f"{value:04d}-{value % 977:03d}",
+        f"{'ABCDEFGHKLM'[value % 11]}{value % 1000}",
+    )
     return forms[rng.integers(len(forms))]
 
 

@@ -54,7 +54,7 @@ class SampleError(Exception):
 
 
 @final
-class WorkerDied(Exception):  # noqa: N818 - named after what happened
+class WorkerDied(Exception):
     """A worker process is gone. Says how, and which samples it was preparing, which need not be at fault."""
 
     def __init__(self, how: str, origins: Sequence[SampleOrigin]) -> None:

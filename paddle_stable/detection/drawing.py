@@ -67,7 +67,7 @@ def write_sheet(path: Path, pictures: Sequence[Pixels], columns: int = 2) -> Non
 
 
 def _tile(picture: Pixels) -> Pixels:
-    height = round(picture.shape[0] * _TILE_WIDTH / picture.shape[1])
+    height = max(1, round(picture.shape[0] * _TILE_WIDTH / picture.shape[1]))
     return np.asarray(cv2.resize(picture, (_TILE_WIDTH, height), interpolation=cv2.INTER_AREA), np.uint8)
 
 

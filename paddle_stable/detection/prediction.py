@@ -157,10 +157,11 @@ def _find_all(detector: Detector, images: Sequence[Path], folder: Path) -> tuple
     results: list[dict[str, Any]] = []
     problems: list[Problem] = []
     taken: set[str] = set()
+    given = {path.resolve() for path in images}
     for path in images:
         name = path.stem
-        while name in taken:
-            name += "_"  # images of the same name from two folders
+        while name in taken or (folder / f"{name}.png").resolve() in given:
+            name += "_"  # images of the same name from two folders, or an image that the drawing would overwrite
         taken.add(name)
         try:
             results.append(detector.find(path, folder / f"{name}.png"))

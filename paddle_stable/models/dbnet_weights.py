@@ -9,8 +9,8 @@ from pathlib import Path
 import paddle
 
 from paddle_stable.data.dataset import Array
-from paddle_stable.errors import InputError
-from paddle_stable.models.weights import WeightReport, fill, read_weights
+from paddle_stable.errors import InputError, Problem
+from paddle_stable.models.weights import WeightReport, fill, listed, read_weights
 
 BACKBONE = "backbone."
 _RESNET_BLOCKS = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3)}
@@ -31,12 +31,17 @@ def load_dbnet_weights(model: paddle.nn.Layer, path: Path, architecture: str) ->
         architecture: `task.backbone` of the recipe.
 
     Raises:
-        InputError: when nothing in the file fits, or a weight is not finite.
+        InputError: when nothing in the file fits, the backbone is another one, or a weight is not finite.
     """
     stored = read_weights(path)
     if not any(name.startswith((BACKBONE, "neck.", "head.")) for name in stored):
         stored = {BACKBONE + name: array for name, array in stored.items()}
     report, problems = fill(model, renamed(stored, architecture), str(path))
+    unlike = [name for name in (*report.missing, *report.misshapen) if name.startswith(BACKBONE)]
+    if report.matched and unlike:
+        # Half a backbone of another network would train, and no figure would say why it trains badly.
+        message = f"{len(unlike)} of the backbone's weights are missing or of another shape: {listed(unlike)}. "
+        problems.append(Problem(str(path), 0, f"{message}Is task.backbone {architecture} right?"))
     if problems:
         raise InputError(f"These weights cannot be used ({report}):", problems)
     if not report.matched:

@@ -168,6 +168,7 @@ class ErnieClassification(Task):
             self._labels,
             tokenizer.encode([row.text for row in file.rows], max_length=self._data.max_length),
             pad_id=ids[PAD],
+            max_length=self._data.max_length,
             mask_id=ids[MASK],
             token_dropout=self._data.token_dropout if split == "train" else 0.0,
         )

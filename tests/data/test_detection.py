@@ -13,7 +13,14 @@ import pytest
 from PIL import Image
 
 from paddle_stable.data.dataset import Splits
-from paddle_stable.data.detection import DetectionData, DetectionDataset, load_detection
+from paddle_stable.data.detection import (
+    DetectionData,
+    DetectionDataset,
+    EvaluationView,
+    TrainingView,
+    load_detection,
+)
+from paddle_stable.data.detection_labels import TextRegion
 from paddle_stable.data.loader import Loader, evaluation_batches
 from paddle_stable.data.windows import WindowPlan
 from paddle_stable.data.workers import SampleError
@@ -91,6 +98,22 @@ def test_an_evaluation_sample_is_the_whole_image_and_the_way_back(splits: Splits
     black = (0.0 - np.array((0.485, 0.456, 0.406))) / (0.229, 0.224, 0.225)
     assert np.allclose(sample["image"][:, 72:], black[:, None, None], atol=1e-5)
     assert not np.allclose(sample["image"][:, 71], black[:, None], atol=1e-2)
+
+
+def test_the_way_back_is_exact_where_the_size_is_rounded() -> None:
+    sample = EvaluationView(96, 128).fitted(np.zeros((37, 1001, 3), np.uint8))
+    assert sample["scale"].tolist() == pytest.approx([1001 / 128, 37 / 5])
+
+
+def test_a_text_beyond_the_crop_leaves_no_trace(tmp_path: Path) -> None:
+    view, image = TrainingView(section(tmp_path)), np.zeros((90, 160, 3), np.uint8)
+    word = TextRegion(np.array(QUAD, np.float32), False, "abc")
+    beyond = TextRegion(word.points + np.array([200, 0], np.float32), True, "###")
+    for seed in range(5):
+        alone, both = (
+            view.augmented(image, regions, np.random.default_rng(seed)) for regions in ([word], [word, beyond])
+        )
+        assert all(np.array_equal(both[name], alone[name]) for name in MAPS)
 
 
 def test_a_sample_depends_on_seed_epoch_and_index_only(splits: Splits) -> None:

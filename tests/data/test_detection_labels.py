@@ -37,7 +37,7 @@ def line(*entries: dict[str, object], name: str = "a.png") -> str:
 
 
 def test_a_label_file_is_read_as_it_stands(tmp_path: Path) -> None:
-    entries = [entry(), entry("###"), entry("*"), entry("a, \"b\"\t中", PENTAGON), {**entry(), "difficult": False}]
+    entries = [entry(), entry("###"), entry("*"), entry('a, "b"\t中', PENTAGON), {**entry(), "difficult": False}]
     path = label_file(tmp_path, b"\xef\xbb\xbf" + line(*entries).encode(), "", line() + "\r")
     labels = read_labels(path, None)
     assert (labels.broken, labels.problems, labels.repairs) == ((), (), ())
@@ -68,6 +68,7 @@ BAD_LINES = {
     'a.png\t[{"transcription": 7, "points": []}]': 'text 1: expected {"transcription":',
     "missing.png\t[]": "missing.png: No such file or directory.",
     "labels.txt\t[]": "labels.txt: not an image, or its header is damaged.",
+    "a\0b.png\t[]": "embedded null byte.",
     "a\xff.png\t[]": "",
 }
 
@@ -158,6 +159,11 @@ def test_the_real_images_are_read(data_folder: Path) -> None:
     assert {f"{image.size}" for image in labels.images} == {"1280 x 720"}
     readable = [[r.text for r in image.regions if not r.ignore] for image in labels.images]
     assert readable == [
-        ["Genaxis Theatre", "[06]", "62-03", "Carpark"], ["EXIT", "I2R"], ["fusionopolis", "fusionopolis"], [], []]  # fmt: skip
+        ["Genaxis Theatre", "[06]", "62-03", "Carpark"],
+        ["EXIT", "I2R"],
+        ["fusionopolis", "fusionopolis"],
+        [],
+        [],
+    ]
     first = labels.images[0].regions[0].points
     assert np.array_equal(first, [[377, 117], [463, 117], [465, 130], [378, 130]])

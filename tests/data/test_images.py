@@ -58,16 +58,17 @@ def test_cmyk_becomes_colours() -> None:
     assert pixels[8, 8].tolist() == pytest.approx([0, 0, 255], abs=8)
 
 
+@pytest.mark.parametrize("kind", ["JPEG", "TIFF"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_exif_orientation_is_obeyed(tmp_path: Path, orientation: int) -> None:
+def test_exif_orientation_is_obeyed(tmp_path: Path, orientation: int, kind: str) -> None:
     undo = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # Pillow's operation that stores the picture turned like that
     stored = picture(48, 32)
     if orientation > 1:
         stored = stored.transpose(Image.Transpose(undo[orientation]))
     exif = Image.Exif()
     exif[0x0112] = orientation
-    path = tmp_path / "x.jpg"
-    path.write_bytes(content(stored, "JPEG", quality=95, exif=exif))
+    path = tmp_path / "x"
+    path.write_bytes(content(stored, kind, quality=95, exif=exif))
     pixels = read_image(path)
     assert f"{read_size(path)}" == "48 x 32"
     assert pixels.shape == (32, 48, 3)

@@ -23,9 +23,7 @@ def moving(rows: int = 60, step: float = 0.01) -> Floats:
 
 @pytest.mark.parametrize("gap", [1, 2])
 @pytest.mark.parametrize("policy", ["drop", "forward_fill"])
-def test_all_rows_of_a_wrong_unit_are_found_around_rows_without_a_value(
-    tmp_path: Path, gap: int, policy: str
-) -> None:
+def test_all_rows_of_a_wrong_unit_are_found_around_rows_without_a_value(tmp_path: Path, gap: int, policy: str) -> None:
     values = moving()
     values[20 : 22 + gap] *= 1e4
     values[21 : 21 + gap] = np.nan
@@ -120,6 +118,38 @@ def test_what_is_usual_comes_from_training_rows_alone() -> None:
     assert find_jumps(other_future, train_rows=200)[0] == alone
 
 
-@pytest.mark.parametrize("values", [np.zeros(50), np.ones(50), np.full(50, np.nan), np.arange(-25.0, 25.0), np.array([1.0, 9e9]), np.ones(1), np.ones(0)])
+@pytest.mark.parametrize("bad", [0.0, -1.0])
+def test_values_without_a_logarithm_behind_the_training_rows_hide_no_jump_in_them(bad: float) -> None:
+    values = moving()
+    values[20:22] *= 1e4
+    expected = find_jumps(values, 40)
+    assert [jump.rows for jump in expected] == [(20, 21)]
+    values[45:] = bad
+    assert find_jumps(values, 40) == expected
+
+
+def test_what_jumps_in_training_rows_and_comes_back_behind_them_has_stayed_away() -> None:
+    values = moving()
+    values[38:] *= 1e4
+    [alone] = find_jumps(values, 40)
+    values[42:] /= 1e4
+    first, way_back = find_jumps(values, 40)
+    assert first == alone
+    assert (first.row, first.rows) == (38, ())
+    assert (way_back.row, way_back.rows) == (42, ())
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.zeros(50),
+        np.ones(50),
+        np.full(50, np.nan),
+        np.arange(-25.0, 25.0),
+        np.array([1.0, 9e9]),
+        np.ones(1),
+        np.ones(0),
+    ],
+)
 def test_columns_without_log_changes_have_no_jumps(values: np.ndarray[Any, np.dtype[np.float64]]) -> None:
     assert find_jumps(values, 30) == []

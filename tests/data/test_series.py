@@ -14,6 +14,7 @@ from paddle_stable.errors import InputError
 
 from .series_sample import DEV, ROWS, TEST, TRAIN, config, spoil, table_lines, write
 
+
 def load(folder: Path, lines: list[str], **changes: Any) -> Loaded:
     return load_series(config(write(folder, lines), **changes))
 
@@ -70,6 +71,26 @@ def test_drop_leaves_the_row_out_and_says_so(tmp_path: Path, kind: str) -> None:
     assert "left out: 1 in train" in loaded.warnings[0]
 
 
+def test_of_rows_with_one_time_too_late_that_one_is_left_out_and_the_splits_stay(tmp_path: Path) -> None:
+    cuts = {"dev_from": "2020-01-29", "test_from": "2020-02-04"}
+    clean = load(tmp_path, table_lines(), **cuts).series
+    lines = spoil(TRAIN, "2031-01-11,100,50")
+    [problem] = load(tmp_path, lines, **cuts).problems
+    assert problem.line == TRAIN
+    dropped = load(tmp_path, lines, **cuts, policy={"unordered_time": "drop"})
+    assert dropped.problems == ()
+    kept = clean.lines != TRAIN
+    assert dropped.series.lines.tolist() == clean.lines[kept].tolist()
+    assert dropped.series.parts.tolist() == clean.parts[kept].tolist()
+
+
+def test_a_policy_that_leaves_nothing_is_refused_with_the_first_reason(tmp_path: Path) -> None:
+    lines = [line if number == 0 else f"{line}," for number, line in enumerate(table_lines())]
+    said = r"series\.csv:2  data\.policy leaves out all 40 rows; the first: has 4 cells, expected 3\."
+    with pytest.raises(InputError, match=said):
+        load(tmp_path, lines, policy={"ragged": "drop", "scope": "all"}, time_column=None)
+
+
 @pytest.mark.parametrize("kind", ["missing", "infinite", "text"])
 def test_forward_fill_repeats_the_last_value_of_the_column_alone(tmp_path: Path, kind: str) -> None:
     lines = spoil(TRAIN, BAD_ROWS[kind][0])
@@ -92,6 +113,12 @@ def test_forward_fill_needs_a_row_before(tmp_path: Path) -> None:
     loaded = load(tmp_path, spoil(2, "{day},,50"), policy={"missing": "forward_fill"})
     assert [problem.line for problem in loaded.problems] == [2]
     assert "no earlier row" in loaded.problems[0].message
+
+
+def test_a_row_that_is_left_out_need_not_be_filled(tmp_path: Path) -> None:
+    loaded = load(tmp_path, spoil(2, "{day},,x"), policy={"missing": "forward_fill", "text": "drop"})
+    assert loaded.problems == ()
+    assert loaded.series.lines[0] == 3
 
 
 @pytest.mark.parametrize(("kind", "value"), [("missing", np.nan), ("infinite", np.inf), ("text", np.nan)])
@@ -205,6 +232,22 @@ def test_a_change_of_level_is_named_and_its_step_can_be_left_out(tmp_path: Path,
     left_out = load(tmp_path, lines, policy={"jump": "drop"}).series
     assert np.flatnonzero(left_out.broken).tolist() == [TRAIN - 2]
     assert len(left_out.values) == ROWS
+
+
+def test_a_change_of_level_whose_row_is_left_out_still_parts_the_rows_around_it(tmp_path: Path) -> None:
+    lines = unit_error(0.5, 0)
+    for line in (TRAIN, TRAIN + 1):
+        lines[line - 1] = lines[line - 1].rsplit(",", 1)[0] + ","
+    series = load(tmp_path, lines, policy={"jump": "drop", "missing": "drop"}).series
+    assert series.lines[series.broken].tolist() == [TRAIN + 2]
+
+
+def test_a_change_of_level_in_the_last_row_parts_nothing_once_that_is_left_out(tmp_path: Path) -> None:
+    lines = unit_error(0.5, 0, line=ROWS + 1)
+    lines[-1] = lines[-1].rsplit(",", 1)[0] + ","
+    series = load(tmp_path, lines, policy={"jump": "drop", "missing": "drop", "scope": "all"}).series
+    assert len(series.lines) == ROWS - 1
+    assert not series.broken.any()
 
 
 @pytest.mark.parametrize("policy", ["drop", "forward_fill"])

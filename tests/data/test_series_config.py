@@ -51,6 +51,7 @@ def test_a_feature_has_a_name_and_a_reach(feature: dict[str, Any], name: str, re
         (1, 1),
         (1e-9, 1e-9),
         (0.999, 0.999),
+        ("7e-1", 0.7),  # text for YAML
         ("2013-01-01", "2013-01-01"),
         ("2013-01-01 16:30:00", "2013-01-01 16:30:00"),
         (date(2013, 1, 1), "2013-01-01"),  # what YAML makes of it without quotes
@@ -73,6 +74,7 @@ def test_a_cut_is_a_fraction_a_number_of_rows_or_a_date(key: str, cut: Any, kept
         ({"dev_from": 0}, "a number of rows must be at least 1, got 0"),
         ({"test_from": -3}, "a number of rows must be at least 1, got -3"),
         ({"dev_from": "next year"}, "a fraction, a number of rows or a date like 2013-01-01, got 'next year'"),
+        ({"dev_from": "15e-1"}, "a fraction, a number of rows or a date like 2013-01-01, got '15e-1'"),
         ({"dev_from": None}, "dev_from"),
         ({"time_column": None, "until": "2020-01-29"}, "can only be dates when time_column is given"),
         ({"bad_samples": "skip"}, "bad_samples: a series has `policy` instead"),
@@ -97,7 +99,7 @@ def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any], said: 
     assert said in str(raised.value)
 
 
-@pytest.mark.parametrize("pattern", ["%Q", "", "YYYY-MM-DD", "%H:%M", "%Y", "%d %d"])
+@pytest.mark.parametrize("pattern", ["%Q", "", "YYYY-MM-DD", "%H:%M", "%Y", "%d %d", "%m-%d"])
 def test_a_format_that_cannot_name_a_day_is_a_mistake_in_the_recipe(pattern: str) -> None:
     with pytest.raises(ValidationError, match=r"time_format(.|\n)*expected a format"):
         config(time_format=pattern)

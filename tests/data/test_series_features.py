@@ -119,7 +119,9 @@ def test_without_features_every_column_is_one() -> None:
     assert (volatile.input_before, volatile.target_before) == (5, 7)
 
 
-@pytest.mark.parametrize(("kind", "center", "scale"), [("standard", 2.5, math.sqrt(1.25)), ("robust", 2.5, 1.5 / 1.349)])
+@pytest.mark.parametrize(
+    ("kind", "center", "scale"), [("standard", 2.5, math.sqrt(1.25)), ("robust", 2.5, 1.5 / 1.349)]
+)
 def test_scaling_by_hand_leaves_out_what_is_not_finite(kind: Any, center: float, scale: float) -> None:
     values = np.array([[1.0, 5.0], [math.nan, 5.0], [2.0, math.inf], [3.0, 5.0], [-math.inf, 5.0], [4.0, math.nan]])
     scaling = Scaling.fit(values, kind)

@@ -113,12 +113,83 @@ def test_a_row_can_be_odd_in_several_ways(tmp_path: Path, line: str, kinds: list
         assert np.isnan(table.values[5]).all()
 
 
-def test_one_time_too_late_does_not_pass_for_the_newest_twice(tmp_path: Path) -> None:
-    """Rows are held against the newest time so far: all that follow a wrong year are out of order."""
-    findings = read(tmp_path, spoil(7, "2031-01-06,1,2")).findings
-    assert {finding.kind for finding in findings} == {"unordered_time"}
-    assert [finding.line for finding in findings] == list(range(8, ROWS + 2))
-    assert findings[0].message == "2020-01-07 comes after 2031-01-06"
+def test_one_time_too_late_is_wrong_itself_and_not_the_rows_behind_it(tmp_path: Path) -> None:
+    [finding] = read(tmp_path, spoil(7, "2031-01-06,1,2")).findings
+    assert (finding.kind, finding.line) == ("unordered_time", 7)
+    assert finding.message == "2031-01-06 comes before 2020-01-07 of line 8"
+
+
+@pytest.mark.parametrize(
+    ("days", "expected"),
+    [
+        pytest.param("", [], id="none"),
+        pytest.param("1", [], id="one"),
+        pytest.param("12", [], id="two"),
+        pytest.param("11", ["3 2020-01-01 stands a second time, as in line 2"], id="two alike"),
+        pytest.param("21", ["3 2020-01-01 comes after 2020-01-02 of line 2"], id="two out of order"),
+        pytest.param("912", ["2 2020-01-09 comes before 2020-01-01 of line 3"], id="the first of three"),
+        pytest.param("192", ["4 2020-01-02 comes after 2020-01-09 of line 3"], id="the middle of three"),
+        pytest.param("129", [], id="the last"),
+        pytest.param("91234", ["2 2020-01-09 comes before 2020-01-01 of line 3"], id="the first"),
+        pytest.param("12934", ["4 2020-01-09 comes before 2020-01-03 of line 5"], id="in the middle"),
+        pytest.param("12435", ["5 2020-01-03 comes after 2020-01-04 of line 4"], id="one too early"),
+        pytest.param(
+            "129834",
+            [f"{line} 2020-01-0{day} comes after 2020-01-09 of line 4" for line, day in ((5, 8), (6, 3), (7, 4))],
+            id="two in succession",
+        ),
+        pytest.param(
+            "128934",
+            [f"{line} 2020-01-0{day} comes after 2020-01-09 of line 5" for line, day in ((6, 3), (7, 4))],
+            id="two in succession and in order",
+        ),
+        pytest.param(
+            "1293456785",
+            ["11 2020-01-05 comes after 2020-01-08 of line 10", "4 2020-01-09 comes before 2020-01-03 of line 5"],
+            id="one too late and one too early",
+        ),
+        pytest.param(
+            "129334",
+            ["4 2020-01-09 comes before 2020-01-03 of line 5", "6 2020-01-03 stands a second time, as in line 5"],
+            id="before two alike",
+        ),
+        pytest.param(
+            "12923",
+            ["4 2020-01-09 comes before 2020-01-02 of line 5", "5 2020-01-02 stands a second time, as in line 3"],
+            id="between two alike",
+        ),
+        pytest.param(
+            "12399345",
+            [
+                "6 2020-01-09 stands a second time, as in line 5",
+                *(f"{line} 2020-01-0{day} comes after 2020-01-09 of line 5" for line, day in ((7, 3), (8, 4), (9, 5))),
+            ],
+            id="twice the same",
+        ),
+        pytest.param(
+            "12345234",
+            [f"{line} 2020-01-0{day} comes after 2020-01-05 of line 6" for line, day in ((7, 2), (8, 3), (9, 4))],
+            id="an earlier part again",
+        ),
+    ],
+)
+def test_a_time_out_of_order_is_named_with_the_line_of_the_one_that_it_is_held_against(
+    tmp_path: Path, days: str, expected: list[str]
+) -> None:
+    lines = ["day,a,b", *(f"2020-01-0{day},1,2" for day in days)]
+    if not days:
+        with pytest.raises(InputError, match="no row of data"):
+            read(tmp_path, lines)
+        return
+    assert sorted(f"{found.line} {found.message}" for found in read(tmp_path, lines).findings) == expected
+
+
+def test_a_time_that_cannot_be_read_does_not_hide_one_too_late(tmp_path: Path) -> None:
+    lines = spoil(7, "2031-01-06,1,2")
+    lines[7] = "someday,1,2"
+    findings = read(tmp_path, lines).findings
+    assert [(found.kind, found.line) for found in findings] == [("ragged", 8), ("unordered_time", 7)]
+    assert findings[1].message == "2031-01-06 comes before 2020-01-08 of line 9"
 
 
 def test_a_single_row_is_a_series(tmp_path: Path) -> None:
@@ -182,6 +253,26 @@ def test_line_endings_bom_blank_lines_and_compression_change_nothing(
     np.testing.assert_array_equal(table.values, expected.values)
     step = ending.count("\n")
     assert table.lines.tolist() == [1 + step * row for row in range(1, ROWS + 1)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "rows", "missing"),
+    [
+        pytest.param(["a", "1", "", "3"], [2, 3, 4], [(3, "a")], id="one column"),
+        pytest.param(["a", "1", '""', " ", "3"], [2, 3, 4, 5], [(3, "a"), (4, "a")], id="quoted or blank"),
+        pytest.param(["a,b", "1,2", " ,", "3,4"], [2, 3, 4], [(3, "a"), (3, "b")], id="several columns"),
+        pytest.param(["a,b", "1,2", "", "  ", "3,4"], [2, 5], [], id="blank lines of several columns"),
+        pytest.param(["", "a", "1", "3", "", " "], [3, 4], [], id="first and last of one column"),
+        pytest.param([",", "a,b", "1,2", ",", ","], [3], [], id="first and last of several columns"),
+    ],
+)
+def test_a_row_of_empty_cells_is_missing_values_where_rows_come_before_and_after(
+    tmp_path: Path, lines: list[str], rows: list[int], missing: list[tuple[int, str]]
+) -> None:
+    table = read(tmp_path, lines, time_column=None)
+    assert table.lines.tolist() == rows
+    assert {finding.kind for finding in table.findings} <= {"missing"}
+    assert sorted((finding.line, finding.column) for finding in table.findings) == missing
 
 
 def test_a_quoted_cell_over_two_lines_does_not_shift_the_line_numbers(tmp_path: Path) -> None:

@@ -46,6 +46,10 @@ def rows_of(path: Path) -> list[tuple[str, str, int]]:
         pytest.param("label\ttext_a\npositive\t好\n", [("好", "positive", 2)], id="header"),
         pytest.param("qid\tlabel\ttext_a\n7\tpositive\t好\n", [("好", "positive", 2)], id="header with qid"),
         pytest.param("text_a\tlabel\n好\tpositive\n", [("好", "positive", 2)], id="header in another order"),
+        pytest.param("text\tlabel\n好\tpositive\n", [("好", "positive", 2)], id="header of the local format"),
+        pytest.param("Text\tLABEL\r\n好\tpositive\n", [("好", "positive", 2)], id="the same in capitals and CRLF"),
+        pytest.param("Label\tText_A\npositive\t好\n", [("好", "positive", 2)], id="header in capitals"),
+        pytest.param("\tlabel\ttext_a\n0\tpositive\t好\n", [("好", "positive", 2)], id="header with pandas' index"),
         pytest.param("\ufefflabel\ttext_a\r\npositive\t好\r\n", [("好", "positive", 2)], id="header, mark and CRLF"),
         pytest.param(" 好 吃 \t positive \n", [("好 吃", "positive", 1)], id="white space around"),
         pytest.param('"好\tpositive\n', [('"好', "positive", 1)], id="a quote is text"),
@@ -362,7 +366,7 @@ def dataset(folder: Path, content: str, max_length: int = 16, token_dropout: flo
     file = read_text_file(write(folder / "x.txt", content), LABELS)
     tokenizer = TextTokenizer(Vocabulary((*SPECIAL_TOKENS, *"abcdefgh")))
     tokens = tokenizer.encode([row.text for row in file.rows], max_length=max_length)
-    return TextDataset(file, LABELS, tokens, pad_id=0, mask_id=3, token_dropout=token_dropout)
+    return TextDataset(file, LABELS, tokens, pad_id=0, max_length=max_length, mask_id=3, token_dropout=token_dropout)
 
 
 RNG = np.random.default_rng(0)
@@ -422,6 +426,13 @@ def test_a_batch_is_padded_to_a_multiple_of_eight(tmp_path: Path, longest: int, 
     assert batch["attention_mask"].sum(axis=1).tolist() == [3, longest + 2]
     assert (batch["input_ids"] * (1 - batch["attention_mask"]) == 0).all()
     assert batch["label"].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(("longest", "width"), [(6, 8), (7, 10), (20, 10)])
+def test_padding_never_goes_beyond_the_longest_text_allowed(tmp_path: Path, longest: int, width: int) -> None:
+    texts = dataset(tmp_path, f"a\tpositive\n{'b ' * longest}\tnegative\n", max_length=10)
+    batch = texts.collate([texts.sample(index, RNG) for index in (0, 1)])
+    assert batch["input_ids"].shape == batch["attention_mask"].shape == (2, width)
 
 
 def test_a_token_with_the_padding_id_is_not_masked(tmp_path: Path) -> None:

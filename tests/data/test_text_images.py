@@ -39,7 +39,9 @@ def test_the_labels_are_read_without_a_finding(tmp_path: Path) -> None:
     assert len(labels.images) == 20
     texts = [region for image in labels.images for region in image.regions]
     ignored = sum(region.ignore for region in texts)
-    assert report[-1] == f"{tmp_path / 'train'}.txt: 20 images, {len(texts)} texts, {ignored} of them not readable (###)"
+    assert (
+        report[-1] == f"{tmp_path / 'train'}.txt: 20 images, {len(texts)} texts, {ignored} of them not readable (###)"
+    )
     assert read_image(labels.images[0].image).shape == (320, 384, 3)
 
 

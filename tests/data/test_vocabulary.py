@@ -26,21 +26,22 @@ AWKWARD_TEXTS = [
     "tab\there nbsp\u00a0here zero\u200bwidth joiner\u200dhere bom\ufeffhere",
     "line\u2028separator next\x85line form\x0cfeed",
     "𠮷野家 𝒳 𝟙",
+    "房间50m²很大 5µm 30º Øl aŋb Ʊx 二〇一〇年 x〇y soft\u00adhyphen",
     "Ａ１　全角　空格",
     "",
 ]
 
 
-def paddlenlp_ids(vocabulary: Path, texts: list[str], max_length: int) -> list[list[int]]:
+def paddlenlp_ids(vocabulary: Path, texts: list[str], max_length: int, lowercase: bool) -> list[list[int]]:
     from paddlenlp.transformers import ErnieTokenizer
 
-    tokenizer = ErnieTokenizer(str(vocabulary))
+    tokenizer = ErnieTokenizer(str(vocabulary), do_lower_case=lowercase)
     return [tokenizer(text, max_length=max_length, truncation=True)["input_ids"] for text in texts]
 
 
-def assert_same_ids(vocabulary: Path, texts: list[str], max_length: int) -> None:
-    rows = TextTokenizer(Vocabulary.from_file(vocabulary)).encode(texts, max_length=max_length)
-    for text, expected, row in zip(texts, paddlenlp_ids(vocabulary, texts, max_length), rows, strict=True):
+def assert_same_ids(vocabulary: Path, texts: list[str], max_length: int, *, lowercase: bool = True) -> None:
+    rows = TextTokenizer(Vocabulary.from_file(vocabulary), lowercase=lowercase).encode(texts, max_length=max_length)
+    for text, expected, row in zip(texts, paddlenlp_ids(vocabulary, texts, max_length, lowercase), rows, strict=True):
         assert row.tolist() == expected, text
 
 
@@ -59,6 +60,10 @@ def without_special_tokens(texts: list[str]) -> list[str]:
 @pytest.mark.parametrize("max_length", [3, 8, 512])
 def test_ids_equal_paddlenlps_with_a_built_vocabulary(small_vocabulary: Path, max_length: int) -> None:
     assert_same_ids(small_vocabulary, without_special_tokens(AWKWARD_TEXTS), max_length)
+
+
+def test_ids_equal_paddlenlps_with_capitals(small_vocabulary: Path) -> None:
+    assert_same_ids(small_vocabulary, without_special_tokens(AWKWARD_TEXTS), 512, lowercase=False)
 
 
 def test_ids_equal_paddlenlps_with_the_real_vocabulary_and_real_reviews(data_folder: Path) -> None:

@@ -136,6 +136,12 @@ def test_micro_batches_computed_at_the_same_time_have_similar_lengths() -> None:
         assert abs(int(first.sum() - second.sum())) <= spread
 
 
+def test_no_process_always_gets_the_longer_micro_batches() -> None:
+    plan = WindowPlan(np.arange(1, 7), 6, 1, 3, 2, 1)
+    dealt = [[part.indices for part in parts] for parts in all_parts(plan, np.arange(6))]
+    assert dealt == [[(0,), (3,), (4,)], [(1,), (2,), (5,)]]
+
+
 def test_windows_of_similar_length_do_not_come_sorted() -> None:
     plan = plan_of(12 * 50)
     assert plan.lengths is not None

@@ -71,6 +71,14 @@ def test_a_curved_text_keeps_its_shape_as_a_polygon() -> None:
     assert shapely.Polygon(polygon).area < 0.6 * shapely.Polygon(quad).area
 
 
+def test_a_polygon_lies_around_the_middle_of_its_pixels() -> None:
+    probability = blank()
+    probability[20:31, 30:71] = 0.9
+    (polygon,) = BoxFinder(shape="polygon").find(probability).points
+    middle = (polygon.min(axis=0) + polygon.max(axis=0)) / 2
+    np.testing.assert_allclose(middle, [50.5, 25.5], atol=0.1)
+
+
 @pytest.mark.parametrize("shape", ["quad", "polygon"])
 @pytest.mark.parametrize("value", [0.0, 1.0, np.nan])
 def test_maps_of_one_value_are_no_failure(shape: str, value: float) -> None:

@@ -36,7 +36,7 @@ def test_no_text_at_all_draws_nothing() -> None:
 
 
 def test_a_sheet_takes_images_of_any_size(tmp_path: Path) -> None:
-    images = [np.zeros(shape, np.uint8) for shape in ((50, 100, 3), (100, 50, 3), (10, 10, 3))]
+    images = [np.zeros(shape, np.uint8) for shape in ((50, 100, 3), (100, 50, 3), (10, 10, 3), (2, 3000, 3))]
     write_sheet(tmp_path / "sheet.png", images)
     height, width, _ = read_image(tmp_path / "sheet.png").shape
     assert width > 2 * 640

@@ -85,6 +85,19 @@ def test_a_bad_image_is_named_and_the_others_are_done(
     assert "b.png" in said
 
 
+def test_an_image_that_was_given_is_never_drawn_over(run: Path, tmp_path: Path) -> None:
+    image = read_image(run / "data" / "test" / "0.png")
+    for name in ("other.png", "photo.jpg", "photo.png"):
+        cv2.imwrite(str(tmp_path / name), image)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    assert predict(PredictionRequest(run, (tmp_path,), tmp_path)) is ExitCode.DONE
+    assert {path: path.read_bytes() for path in before} == before
+    found = json.loads((tmp_path / "texts.json").read_text(encoding="utf-8"))
+    drawings = {tmp_path / one["drawing"] for one in found["images"]}
+    assert len(drawings - before.keys()) == 3
+    assert all(read_image(drawing).shape == image.shape for drawing in drawings)
+
+
 @pytest.mark.parametrize(
     ("images", "message"), [("nothing.png", "no such file or folder"), ("empty", "no image in it")]
 )

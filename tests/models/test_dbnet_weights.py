@@ -131,9 +131,8 @@ def test_every_weight_of_a_resnet_goes_where_it_belongs(tmp_path: Path) -> None:
     np.testing.assert_allclose(model.backbone(image)[-1].numpy(), x.numpy(), rtol=1e-3)
 
 
-def test_a_whole_detector_of_paddleocr_fits_completely(tmp_path: Path) -> None:
+def paddleocr_detector() -> dict[str, Array]:
     """Backbone, neck and head, with the prefixes that PaddleOCR gives them."""
-    model = resnet(18)
     arrays = {f"backbone.{name}": array for name, array in paddleocr_resnet_vd(18).items()}
     rng = np.random.default_rng(1)
     for number, width in zip((2, 3, 4, 5), (64, 128, 256, 512), strict=True):
@@ -144,6 +143,11 @@ def test_a_whole_detector_of_paddleocr_fits_completely(tmp_path: Path) -> None:
         arrays |= unit(f"{head}.conv2", f"{head}.conv_bn2", 4, 4, 2, rng)
         for name, shape in (("conv2.bias", (4,)), ("conv3.weight", (4, 1, 2, 2)), ("conv3.bias", (1,))):
             arrays[f"{head}.{name}"] = rng.normal(size=shape).astype(np.float32)
+    return arrays
+
+
+def test_a_whole_detector_of_paddleocr_fits_completely(tmp_path: Path) -> None:
+    model, arrays = resnet(18), paddleocr_detector()
     report = load_dbnet_weights(model, save(tmp_path / "det.pdparams", arrays), "resnet18_vd")
     assert (report.missing, report.misshapen, report.unused) == ((), (), ())
     np.testing.assert_array_equal(model.head.thresh.conv3.bias.numpy(), arrays["head.thresh.conv3.bias"])
@@ -168,14 +172,30 @@ def test_mobilenet_of_paddleclas_fits_completely(tmp_path: Path) -> None:
 
 
 def test_what_is_missing_misshapen_and_unused_is_named(tmp_path: Path) -> None:
-    arrays = paddleocr_resnet_vd(18)
-    del arrays["bb_0_0.conv0._conv.weight"]
-    arrays["conv1_1._conv.weight"] = np.zeros((32, 4, 3, 3), np.float32)
-    arrays["bb_9_0.conv0._conv.weight"] = np.zeros(3, np.float32)
+    arrays = paddleocr_detector()
+    del arrays["neck.in2_conv.weight"]
+    arrays["head.thresh.conv1.weight"] = np.zeros((4, 15, 3, 3), np.float32)
+    arrays["backbone.bb_9_0.conv0._conv.weight"] = np.zeros(3, np.float32)
     text = str(load_dbnet_weights(resnet(), save(tmp_path / "r.pdparams", arrays), "resnet18_vd"))
-    assert "backbone.layer1.0.conv1.weight" in text
-    assert "backbone.conv1.0.weight (expected [32, 3, 3, 3], found [32, 4, 3, 3])" in text
+    assert "1 missing, left as initialised: neck.in2_conv.weight" in text
+    assert "head.thresh.conv1.weight (expected [4, 16, 3, 3], found [4, 15, 3, 3])" in text
     assert "1 unused: backbone.layer10.0.conv1.weight" in text
+
+
+def test_the_weights_of_another_backbone_are_refused(tmp_path: Path) -> None:
+    path = save(tmp_path / "r.pdparams", paddleocr_resnet_vd(50))
+    with pytest.raises(InputError, match=r"of the backbone's weights .*Is task\.backbone resnet18_vd right\?"):
+        load_dbnet_weights(resnet(18), path, "resnet18_vd")
+
+
+@pytest.mark.parametrize("shape", [None, (32, 4, 3, 3)])
+def test_a_backbone_that_is_not_whole_is_refused(tmp_path: Path, shape: tuple[int, ...] | None) -> None:
+    arrays = paddleocr_resnet_vd(18)
+    del arrays["conv1_1._conv.weight"]
+    if shape is not None:
+        arrays["conv1_1._conv.weight"] = np.zeros(shape, np.float32)
+    with pytest.raises(InputError, match=r"1 of the backbone's weights .*: backbone\.conv1\.0\.weight.*task\.backbone"):
+        load_dbnet_weights(resnet(), save(tmp_path / "r.pdparams", arrays), "resnet18_vd")
 
 
 def test_a_file_that_has_nothing_to_do_with_it_is_an_error(tmp_path: Path) -> None:

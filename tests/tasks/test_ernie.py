@@ -204,6 +204,16 @@ def test_the_loss_is_the_mean_of_the_samples_losses(
     assert float(loss) == pytest.approx(task.outputs(model, batch)["loss"].mean(), rel=1e-6)
 
 
+def test_texts_as_long_as_the_model_has_positions_can_be_trained_on(tmp_path: Path) -> None:
+    task = task_on(tmp_path, data={"max_length": 10}, max_position=10)
+    splits = task.load_splits()
+    batch = batch_of(splits.train, range(16))
+    assert batch["input_ids"].shape == [16, 10]
+    loss = task.loss(task.build_model(), batch)
+    loss.backward()
+    assert np.isfinite(float(loss))
+
+
 def test_what_stands_in_the_padding_changes_nothing(
     built: tuple[ErnieClassification, Splits, paddle.nn.Layer],
 ) -> None:

@@ -142,6 +142,19 @@ def test_directional_accuracy_counts_rises_and_falls_from_the_last_value(tmp_pat
     np.testing.assert_allclose(forecast_scores(half, dev)["directional_accuracy"], expected)
 
 
+def test_where_nothing_changed_there_is_no_direction_to_foresee(tmp_path: Path) -> None:
+    path = tmp_path / "still.csv"
+    path.write_text("wave,slow\n" + "".join(f"{row // 2},{row % 7}\n" for row in range(400)), encoding="utf-8")
+    features = [{"column": "wave"}, {"column": "slow"}]
+    _, splits = task_and_splits(
+        tmp_path, data={"file": str(path), "features": features, "time_column": None, "horizon": 1}
+    )
+    dev = windows(splits.dev)
+    assert 0.0 < np.mean(dev.targets == dev.last_values) < 1.0
+    wrong = dev.last_values - (dev.targets - dev.last_values)
+    assert forecast_scores(wrong, dev)["directional_accuracy"] == 0.0
+
+
 def test_forecasts_that_are_not_finite_have_no_finite_error(tmp_path: Path) -> None:
     _, splits = task_and_splits(tmp_path)
     dev = windows(splits.dev)
