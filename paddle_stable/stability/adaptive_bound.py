@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from bisect import bisect_left, insort
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, final
 
 from paddle_stable.recipe import AdaptiveClipConfig
 from paddle_stable.stability.new_level import NewLevel
+from paddle_stable.stability.sorted_window import SortedWindow
 
 
 class AdaptiveBound(ABC):
@@ -57,38 +56,26 @@ class PercentileBound(AdaptiveBound):
 
     def __init__(self, config: AdaptiveClipConfig) -> None:
         self._config = config
-        self._norms: deque[float] = deque()
-        """Oldest first."""
-        self._sorted: list[float] = []
+        self._norms = SortedWindow(config.window)
 
     def bound(self, norm: float) -> float:
         """The percentile of the window, between neighbours by linear interpolation."""
-        if len(self._sorted) < self._config.warmup_steps:
+        if len(self._norms) < self._config.warmup_steps:
             return math.inf
-        place = self._config.percentile / 100.0 * (len(self._sorted) - 1)
-        below = int(place)
-        above = min(below + 1, len(self._sorted) - 1)
-        return self._sorted[below] + (place - below) * (self._sorted[above] - self._sorted[below])
+        return self._norms.quantile(self._config.percentile / 100.0)
 
     def learn(self, norm: float, clipped: float) -> None:
         """Admit the norm, and drop the oldest when the window is full."""
-        if not math.isfinite(norm):
-            return
-        self._norms.append(norm)
-        insort(self._sorted, norm)
-        if len(self._norms) > self._config.window:
-            del self._sorted[bisect_left(self._sorted, self._norms.popleft())]
+        if math.isfinite(norm):
+            self._norms.admit(norm)
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint; JSON."""
-        return {"norms": list(self._norms)}
+        return {"norms": self._norms.values}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """From a checkpoint. A window shorter than the saved one keeps the newest norms."""
-        self._norms.clear()
-        self._sorted.clear()
-        for norm in state["norms"]:
-            self.learn(float(norm), float(norm))
+        self._norms.replace(state["norms"])
 
 
 @final

@@ -9,14 +9,13 @@ taken from the upper end alone, and the lower of the two limits counts.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
-from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
 from paddle_stable.recipe import SpikeConfig
 from paddle_stable.stability.new_level import NewLevel
+from paddle_stable.stability.sorted_window import SortedWindow
 
 MAD_TO_DEVIATION = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation."""
@@ -40,16 +39,14 @@ class SpikeDetector:
         self._config = config
         self._limit_factor = config.k * MAD_TO_DEVIATION
         self._least_excess = math.log(config.ratio)
-        self._admitted: deque[float] = deque()
-        """Logarithms, oldest first."""
-        self._sorted: list[float] = []
-        """The same by size."""
+        self._admitted = SortedWindow(config.window)
+        """Logarithms."""
         self._new_level = NewLevel(config.rebaseline_after)
 
     @property
     def usual(self) -> float | None:
         """Median of the window; None before the first value."""
-        return math.exp(_median(self._sorted)) if self._sorted else None
+        return math.exp(self._admitted.median()) if len(self._admitted) else None
 
     def is_spike(self, value: float) -> bool:
         """Whether this would be a spike. Values that are not finite or not positive are none. Changes nothing.
@@ -64,45 +61,34 @@ class SpikeDetector:
             return
         logarithm, beyond = math.log(value), self._is_beyond(value)
         if beyond and self._new_level.completed_by_another():
-            self._replace([*self._new_level.values, logarithm])
+            self._admitted.replace([*self._new_level.values, logarithm])
             self._new_level.clear()
             return
         self._new_level.note(logarithm, beyond=beyond)
         if not beyond:
-            self._admit(logarithm)
+            self._admitted.admit(logarithm)
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint; JSON."""
-        return {"admitted": list(self._admitted), "new_level": self._new_level.state()}
+        return {"admitted": self._admitted.values, "new_level": self._new_level.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """From a checkpoint. A window shorter than the saved one keeps the newest values."""
-        self._replace(state["admitted"])
+        self._admitted.replace(state["admitted"])
         self._new_level.load_state(state["new_level"])
 
     def _is_beyond(self, value: float) -> bool:
-        if not _usable(value) or len(self._sorted) < self._config.warmup_steps:
+        seen = self._admitted
+        if not _usable(value) or len(seen) < self._config.warmup_steps:
             return False
-        middle = _median(self._sorted)
-        limit = middle + self._limit_factor * _median_deviation(self._sorted, middle)
-        if len(self._sorted) >= TAIL_FROM:
-            low, high = (_quantile(self._sorted, part) for part in TAIL)
+        middle = seen.median()
+        limit = middle + self._limit_factor * seen.median_deviation(middle)
+        if len(seen) >= TAIL_FROM:
+            low, high = (seen.quantile(part) for part in TAIL)
             deviation = (high - low) / (TAIL_NORMAL[1] - TAIL_NORMAL[0])
             tail_limit = high + (self._config.k - TAIL_NORMAL[1]) * deviation
-            limit = min(limit, max(tail_limit, self._sorted[-1] + math.log(TAIL_ROOM)))
+            limit = min(limit, max(tail_limit, seen.largest + math.log(TAIL_ROOM)))
         return math.log(value) > max(limit, middle + self._least_excess)
-
-    def _replace(self, logarithms: Iterable[float]) -> None:
-        self._admitted.clear()
-        self._sorted.clear()
-        for value in logarithms:
-            self._admit(float(value))
-
-    def _admit(self, logarithm: float) -> None:
-        self._admitted.append(logarithm)
-        insort(self._sorted, logarithm)
-        if len(self._admitted) > self._config.window:
-            del self._sorted[bisect_left(self._sorted, self._admitted.popleft())]
 
 
 @final
@@ -164,32 +150,3 @@ class SpikeWatch:
 
 def _usable(value: float) -> bool:
     return math.isfinite(value) and value > 0.0
-
-
-def _median(ordered: list[float]) -> float:
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
-
-
-def _median_deviation(ordered: list[float], middle: float) -> float:
-    """Median of the distances to `middle` (the upper one of two), in a few steps: this runs in every training step.
-
-    The nearest half of an ordered list is a run of neighbours; its beginning is searched for by halving.
-    """
-    count = len(ordered) // 2 + 1
-    low, high = 0, len(ordered) - count
-    while low < high:
-        start = (low + high) // 2
-        if middle - ordered[start] > ordered[start + count] - middle:
-            low = start + 1
-        else:
-            high = start
-    return max(middle - ordered[low], ordered[low + count - 1] - middle)
-
-
-def _quantile(ordered: list[float], part: float) -> float:
-    """Between neighbours by linear interpolation."""
-    place = part * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
