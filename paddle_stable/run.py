@@ -130,7 +130,7 @@ def _train(request: TrainingRequest, prepared: Prepared, world: World, stop: Sto
         try:
             _begin(trainer, prepared.loaded, start, request, folder, stack)
             stop.leave_at_once(False)
-            end = _fit(trainer, folder, stop)
+            end = _fit(trainer, folder, stop, smoke=request.smoke)
         except InputError as error:
             _say_end(folder, End(ExitCode.INPUT, str(error)), trainer)
             raise
@@ -263,7 +263,7 @@ class End:
     """Recipe and data are not at fault: with `--resume auto` the run may well end."""
 
 
-def _fit(trainer: Trainer, folder: Path, stop: StopSignal) -> End:
+def _fit(trainer: Trainer, folder: Path, stop: StopSignal, *, smoke: bool) -> End:
     """Train to the end; every way in which that can end has its code."""
     try:
         trainer.fit(stop)
@@ -273,7 +273,9 @@ def _fit(trainer: Trainer, folder: Path, stop: StopSignal) -> End:
     except (Stopped, Diverged, NonFiniteState, StepFailed, SampleError, WorkerDied, PeerLost, CheckpointError) as error:
         end = _end_of(error, trainer)
         return replace(end, reason=_with_save(end.reason, trainer))
-    for line in final_advice(trainer):
+    if smoke:
+        trainer.writers.note("smoke: with sizes as tiny as these the figures say nothing about the recipe")
+    for line in [] if smoke else final_advice(trainer):
         trainer.writers.note(f"advice: {line}")
     why = trainer.recovery.diverging_at_the_end()
     if why is not None:

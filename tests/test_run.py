@@ -227,6 +227,13 @@ def test_a_run_that_goes_on_from_another_one_does_not_take_a_folder_with_a_run_i
     assert (tmp_path / "two" / "metrics.jsonl").read_bytes() == before
 
 
+def test_a_smoke_run_ends_without_advice_that_its_tiny_sizes_do_not_bear(tmp_path: Path) -> None:
+    assert run_training(request(tmp_path, **{"run.steps": 30, "optim.lr": 1e-9})) == 0
+    log = (tmp_path / "run" / "run.log").read_text(encoding="utf8")
+    assert "the figures say nothing about the recipe" in log
+    assert "advice: " not in log
+
+
 def test_a_process_that_others_have_stopped_ignores_its_own_late_signal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
