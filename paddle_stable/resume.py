@@ -15,6 +15,7 @@ from paddle_stable.data.loader import Position
 from paddle_stable.errors import InputError
 from paddle_stable.progress import Best, Progress
 from paddle_stable.recipe_differences import recipe_differences
+from paddle_stable.run_folder import RunFolder
 from paddle_stable.stability.monitor import Monitor
 from paddle_stable.trainer import Trainer
 from paddle_stable.training_state import (
@@ -61,6 +62,14 @@ def find_resume_point(resume: str | None, store: CheckpointStore) -> ResumePoint
     if faults:
         raise InputError.single(resume, "is not a usable checkpoint: " + " ".join(faults))
     return ResumePoint(Path(resume), read_manifest(Path(resume)).step)
+
+
+def is_of_another_run(checkpoint: Path, folder: RunFolder) -> bool:
+    """Whether a checkpoint is another run's than the one whose checkpoints are in the folder; never where none are."""
+    if checkpoint.resolve().parent == folder.checkpoints.resolve() or not any(folder.checkpoints.glob("step-*")):
+        return False
+    saved = yaml.safe_load((checkpoint / "recipe.yaml").read_text(encoding="utf8"))["run"]["output_dir"]
+    return Path(saved).resolve() != folder.path.resolve()
 
 
 def restore(trainer: Trainer, path: Path) -> list[str]:

@@ -21,7 +21,7 @@ from paddle_stable.dry_run import describe
 from paddle_stable.errors import Diverged, ExitCode, InputError, StepFailed, Stopped
 from paddle_stable.recipe_io import LoadedRecipe, load_recipe
 from paddle_stable.results import conclude, final_advice
-from paddle_stable.resume import ResumePoint, find_resume_point, restore
+from paddle_stable.resume import ResumePoint, find_resume_point, is_of_another_run, restore
 from paddle_stable.run_folder import RunFolder, folder_remarks, has_mark, refuse_to_overwrite, write_exit
 from paddle_stable.stop_signal import StoppedEarly, StopSignal
 from paddle_stable.terminal import complain, say
@@ -186,8 +186,8 @@ def _claim(folder: Path, resume: str | None, prepared: Prepared, world: World, s
             )
             if start.path is None:
                 refuse_to_overwrite(folder, resuming=resume is not None)
-            elif start.path.resolve().parent != held.checkpoints.resolve() and any(held.checkpoints.glob("step-*")):
-                refuse_to_overwrite(folder, resuming=False)  # it goes on from the checkpoint of another run
+            elif is_of_another_run(start.path, held):
+                refuse_to_overwrite(folder, resuming=False)
             held.begin()
             mark = held.mark()
         except InputError as error:
