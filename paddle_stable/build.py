@@ -24,7 +24,7 @@ from paddle_stable.recipe import Recipe
 from paddle_stable.recipe_io import LoadedRecipe, locate
 from paddle_stable.schedule import Schedule
 from paddle_stable.seeding import seed_build
-from paddle_stable.stability.amp import build_precision, decorate_for_o2
+from paddle_stable.stability.amp import build_precision, decorate_for_o2, rounded_layers
 from paddle_stable.stability.bad_samples import BadSamples
 from paddle_stable.stability.clip import PlannedClip, build_clip, clip_group
 from paddle_stable.stability.faults import Faults
@@ -188,7 +188,7 @@ def _check_names(loaded: LoadedRecipe, model: paddle.nn.Layer, train: Dataset, w
     """A fault that hits nothing must not pass for one that was survived, nor rounding of no layer for a rehearsal."""
     problems = list(_names_of_faults(loaded, model, train, world))
     amp = loaded.recipe.amp
-    layers = [name for name, layer in model.named_sublayers() if not list(layer.children())]
+    layers = list(rounded_layers(model))
     rounded = any(fnmatchcase(name, pattern) for name in layers for pattern in amp.emulate_layers)
     if amp.emulate and not rounded:
         message = f"amp.emulate_layers: no pattern matches a layer; the first names are {', '.join(layers[:6])} …"

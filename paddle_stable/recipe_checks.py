@@ -165,6 +165,9 @@ def _amp(recipe: Recipe, given: Collection[str]) -> Iterator[Finding]:
     if amp.emulate and amp.dtype == "float32":
         message = "emulates half precision, but amp.dtype is float32. Set it to float16 or bfloat16"
         yield Finding("amp.emulate", message, ("amp.dtype",))
+    if amp.emulate and amp.level == "O2":
+        message = "rounds what layers put out, as O1 does, and keeps parameters in float32. Set amp.level to O1"
+        yield Finding("amp.emulate", message, ("amp.level",))
     if amp.min_scale > amp.max_scale:
         message = f"{amp.min_scale:.12g} is more than amp.max_scale ({amp.max_scale:.12g})"
         yield Finding("amp.min_scale", message, ("amp.max_scale",))

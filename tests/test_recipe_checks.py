@@ -86,6 +86,15 @@ REMOVE = ". Remove one of the two"
             {"amp": {"emulate": True}},
             [("amp.emulate", "emulates half precision, but amp.dtype is float32. Set it to float16 or bfloat16")],
         ),
+        (
+            {"amp": {"dtype": "float16", "emulate": True, "level": "O2"}},
+            [
+                (
+                    "amp.emulate",
+                    "rounds what layers put out, as O1 does, and keeps parameters in float32. Set amp.level to O1",
+                )
+            ],
+        ),
         ({"amp": {"min_scale": 9.0, "max_scale": 8.0}}, [("amp.min_scale", "9 is more than amp.max_scale (8)")]),
         ({"amp": {"init_scale": 0.5}}, [("amp.init_scale", f"{BETWEEN} (1 … 16777216), got 0.5")]),
         ({"amp": {"init_scale": 9.0, "max_scale": 8.0}}, [("amp.init_scale", f"{BETWEEN} (1 … 8), got 9")]),

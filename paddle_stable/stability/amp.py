@@ -84,10 +84,6 @@ class Precision(ABC):
     def switched_off(self) -> AbstractContextManager[None]:
         """Context for a forward pass in float32, as far as the parameters are; used by replays."""
 
-    @abstractmethod
-    def close(self) -> None:
-        """Take hooks off the model."""
-
 
 @final
 class FullPrecision(Precision):
@@ -126,9 +122,6 @@ class FullPrecision(Precision):
     def switched_off(self) -> AbstractContextManager[None]:
         """Nothing is on outside `autocast`."""
         return nullcontext()
-
-    def close(self) -> None:
-        """No hooks."""
 
 
 @final
@@ -201,9 +194,6 @@ class DevicePrecision(Precision):
         """Nothing is on outside `autocast`."""
         return nullcontext()
 
-    def close(self) -> None:
-        """No hooks."""
-
     def _set(self, scale: LossScale) -> None:
         if scale.scale != self._scale.scale:
             self._scaler.set_init_loss_scaling(scale.scale)
@@ -219,15 +209,13 @@ class EmulatedPrecision(Precision):
     """
 
     def __init__(self, config: AmpConfig, model: paddle.nn.Layer) -> None:
-        """Put a rounding hook on every layer without sublayers whose name matches `config.emulate_layers`."""
+        """Put a rounding hook on every one of `rounded_layers` whose name matches `config.emulate_layers`."""
         self._config = config
         self._rounds = True
         self._scale = LossScale(config.init_scale if config.dtype == "float16" else 1.0)
-        self._hooks = [
-            layer.register_forward_post_hook(self._round_outputs)
-            for name, layer in model.named_sublayers()
-            if not list(layer.children()) and any(fnmatchcase(name, p) for p in config.emulate_layers)
-        ]
+        for name, layer in rounded_layers(model).items():
+            if any(fnmatchcase(name, pattern) for pattern in config.emulate_layers):
+                layer.register_forward_post_hook(self._round_outputs)
 
     def autocast(self) -> AbstractContextManager[None]:
         """The hooks do the rounding."""
@@ -277,11 +265,6 @@ class EmulatedPrecision(Precision):
         finally:
             self._rounds = True
 
-    def close(self) -> None:
-        """Take the rounding hooks off."""
-        for hook in self._hooks:
-            hook.remove()
-
     def _round_outputs(self, layer: paddle.nn.Layer, inputs: Any, outputs: Any) -> Any:
         if isinstance(outputs, paddle.Tensor):
             return self._round(outputs)
@@ -293,6 +276,24 @@ class EmulatedPrecision(Precision):
         if tensor.dtype != paddle.float32 or not self._rounds:
             return tensor
         return tensor.astype(self._config.dtype).astype("float32")
+
+
+def rounded_layers(model: paddle.nn.Layer) -> dict[str, paddle.nn.Layer]:
+    """The layers whose outputs can be rounded, by name: those without sublayers, and whole recurrent ones.
+
+    A recurrent layer is one kernel over the whole sequence, which never calls the cells below it.
+    """
+    found: dict[str, paddle.nn.Layer] = {}
+    kernels: list[str] = []
+    for name, layer in model.named_sublayers():
+        if any(name.startswith(f"{kernel}.") for kernel in kernels):
+            continue
+        if isinstance(layer, paddle.nn.SimpleRNN | paddle.nn.LSTM | paddle.nn.GRU):
+            kernels.append(name)
+            found[name] = layer
+        elif not list(layer.children()):
+            found[name] = layer
+    return found
 
 
 def build_precision(config: AmpConfig, model: paddle.nn.Layer) -> Precision:

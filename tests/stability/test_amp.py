@@ -10,7 +10,7 @@ import paddle
 import pytest
 
 from paddle_stable.recipe import AmpConfig, ClipConfig
-from paddle_stable.stability.amp import EmulatedPrecision, LossScale, build_precision
+from paddle_stable.stability.amp import LossScale, build_precision, rounded_layers
 from paddle_stable.stability.step_report import SkipReason
 
 PATTERNS = {
@@ -101,9 +101,29 @@ def test_emulation_rounds_activations_and_gradients_like_ieee_half(dtype: str) -
     x = paddle.to_tensor([[0.1, 0.2, 0.3]])
     plain = paddle.nn.functional.linear(x, layer[0].weight, layer[0].bias)
     np.testing.assert_array_equal(layer(x).numpy(), plain.astype(dtype).astype("float32").numpy())
-    assert isinstance(precision, EmulatedPrecision)
-    precision.close()
-    np.testing.assert_array_equal(layer(x).numpy(), plain.numpy())
+    with precision.switched_off():
+        np.testing.assert_array_equal(layer(x).numpy(), plain.numpy())
+
+
+@pytest.mark.parametrize("kind", [paddle.nn.LSTM, paddle.nn.GRU, paddle.nn.SimpleRNN])
+def test_recurrent_layers_are_rounded_as_a_whole(kind: type[paddle.nn.Layer]) -> None:
+    """Their kernel never calls the cells, on which a hook would round nothing."""
+    model = paddle.nn.Sequential(kind(3, 4, num_layers=2), paddle.nn.Identity())
+    assert list(rounded_layers(model)) == ["0", "1"]
+    x = paddle.rand([2, 5, 3])
+    plain = model[0](x)[0].numpy()
+    build_precision(emulated(emulate_layers=("0",)), model)
+    outputs, states = model[0](x)
+    np.testing.assert_array_equal(outputs.numpy(), plain.astype("float16").astype("float32"))
+    for state in states if isinstance(states, tuple) else (states,):
+        assert (state.numpy() == state.numpy().astype("float16").astype("float32")).all()
+    (outputs.sum() * 1e-9).backward()
+    assert float(model[0].weight_hh_l1.grad.abs().max()) == 0.0  # its gradient is rounded to zero on the way back
+
+
+def test_a_cell_that_is_called_by_itself_is_rounded() -> None:
+    model = paddle.nn.Sequential(paddle.nn.RNN(paddle.nn.GRUCell(3, 4)))
+    assert list(rounded_layers(model)) == ["0.cell"]
 
 
 def test_small_gradients_vanish_in_half_precision_and_scaling_saves_them() -> None:
