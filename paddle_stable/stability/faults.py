@@ -1,4 +1,4 @@
-"""Faults on demand, for tests, benchmarks and the curious. Forensics and guard know nothing of them."""
+"""Faults on demand, for tests, benchmarks and the curious. The guard knows nothing of them; reports only name them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from typing import final
 import paddle
 
 from paddle_stable.data.dataset import Batch
+from paddle_stable.errors import InputError, Problem
 from paddle_stable.recipe import FaultConfig
 
 _SPOILED_GRADIENT = {"inf_grad": math.inf, "nan_grad": math.nan, "huge_grad": 1e30}
 _SPOILED_LOSS = {"nan_loss": math.nan, "loss_spike": 1000.0}
+_LABELS = ("label", "target", "shrink_map")
+"""What the tasks here call the tensor that is to be predicted: ERNIE, LSTM and DBNet."""
 _ON_ALL_RANKS = ("withhold", "nan_parameter", "nan_embedding", "grow_weights")
 """Faults that would otherwise make the processes' parameters differ, or let them wait for each other."""
 
@@ -32,6 +35,7 @@ class Faults:
 
     def __init__(self, faults: tuple[FaultConfig, ...], rank: int) -> None:
         self._faults = tuple(f for f in faults if f.rank == rank or f.kind in _ON_ALL_RANKS)
+        self._to_check = faults
 
     def withholds(self, step: int) -> bool:
         """Whether the step is to be left out."""
@@ -52,12 +56,20 @@ class Faults:
                         parameter.scale_(1.1)
 
     def spoil_batch(self, step: int, batch: Batch) -> Batch:
-        """The batch, or one whose first sample holds NaN wherever it can, or whose labels are not its own."""
+        """The batch, or one whose first sample holds NaN wherever it can, or whose labels are not its own.
+
+        Raises:
+            InputError: with the first batch, on all processes alike, when a fault could change nothing in it: a fault
+                that does not happen must not pass for one that was survived.
+        """
         tensors = batch.tensors
+        _check(self._to_check, batch)
+        self._to_check = ()
         if self._now(step, "nan_input"):
             batch = replace(batch, tensors={name: _with_nan_in_first_sample(t) for name, t in tensors.items()})
         for fault in self._now(step, "corrupt_label"):
-            name = next(name for name in tensors if fnmatchcase(name, fault.tensor))
+            name = _label(batch, fault.tensor)
+            assert name is not None, "checked with the first batch"
             batch = replace(batch, tensors={**batch.tensors, name: _with_foreign_labels(batch[name])})
         return batch
 
@@ -84,6 +96,27 @@ class Faults:
 
     def _now(self, step: int, kind: str) -> list[FaultConfig]:
         return [f for f in self._faults if f.kind == kind and f.step <= step < f.step + f.steps]
+
+
+def _check(faults: tuple[FaultConfig, ...], batch: Batch) -> None:
+    problems = []
+    for number, fault in enumerate(faults):
+        at = f"faults.{number}: {fault.kind}"
+        if fault.kind == "nan_input" and not any(t.is_floating_point() for t in batch.tensors.values()):
+            message = f"{at} would change nothing: {', '.join(batch)} hold whole numbers only. Use nan_embedding"
+            problems.append(Problem("the recipe", 0, message))
+        if fault.kind == "corrupt_label" and _label(batch, fault.tensor) is None:
+            known = f"`tensor` has to name one of {', '.join(batch)}, got {fault.tensor!r}"
+            problems.append(Problem("the recipe", 0, f"{at} does not know what to change: {known}"))
+    if problems:
+        raise InputError("The recipe's faults do not fit its data:", problems)
+
+
+def _label(batch: Batch, pattern: str) -> str | None:
+    """The first tensor whose name matches; without a pattern the one that is to be predicted."""
+    if pattern == "*":
+        return next((name for name in _LABELS if name in batch), None)
+    return next((name for name in batch if fnmatchcase(name, pattern)), None)
 
 
 def _first(model: paddle.nn.Layer, pattern: str) -> paddle.Tensor:

@@ -346,7 +346,10 @@ _WAY_OUT: Mapping[str, str] = {
         "logarithm or square root without an epsilon and for broken samples in those steps."
     ),
     "spike": "Loss or gradient norm jumped: try a lower optim.lr or a longer warm-up, and look at those samples.",
-    "withheld": "They were withheld because the recipe's faults ask for it.",
+    "withheld": (
+        "They were left out because the recipe's faults ask for it (withhold), or because all of their samples are in "
+        "quarantine."
+    ),
 }
 """What to do about skips, by `SkipReason` value."""
 

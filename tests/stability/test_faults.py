@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import paddle
 import pytest
 
 from paddle_stable.data.dataset import Batch
+from paddle_stable.errors import InputError
 from paddle_stable.recipe import FaultConfig
 from paddle_stable.stability.faults import Faults, InjectedError
 
@@ -128,6 +130,32 @@ def test_classes_go_to_the_next_sample() -> None:
     batch = Batch({"x": paddle.ones([3, 2]), "label": paddle.to_tensor([1, 2, 3])}, (0, 1, 2))
     spoiled = faults_of("corrupt_label", tensor="lab*").spoil_batch(1, batch)
     assert spoiled["label"].tolist() == [3, 1, 2]
+
+
+NUMBERS, WHOLE = {"x": paddle.ones([2, 2])}, {"ids": paddle.to_tensor([[1, 2], [3, 4]])}
+
+
+@pytest.mark.parametrize(("fault", "tensors", "said"), [
+    ({"kind": "nan_input"}, WHOLE, "faults.0: nan_input would change nothing: ids hold whole numbers only"),
+    ({"kind": "nan_input", "rank": 1}, WHOLE, "nan_input would change nothing"),
+    ({"kind": "corrupt_label"}, NUMBERS, "`tensor` has to name one of x, got '*'"),
+    ({"kind": "corrupt_label", "tensor": "y*"}, NUMBERS, "`tensor` has to name one of x, got 'y*'"),
+])  # fmt: skip
+def test_a_fault_that_could_change_nothing_is_refused_with_the_first_batch(
+    fault: dict[str, Any], tensors: dict[str, paddle.Tensor], said: str
+) -> None:
+    faults = Faults((FaultConfig(step=30, **fault),), rank=0)
+    with pytest.raises(InputError, match="do not fit its data") as refused:
+        faults.spoil_batch(1, Batch(tensors, (0, 1)))
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("label", ["label", "target", "shrink_map"])
+def test_without_a_pattern_the_label_is_corrupted_and_no_input(label: str) -> None:
+    batch = Batch({"inputs": paddle.ones([3, 2]), label: paddle.to_tensor([1, 2, 3])}, (0, 1, 2))
+    spoiled = faults_of("corrupt_label").spoil_batch(1, batch)
+    assert spoiled[label].tolist() == [3, 1, 2]
+    assert spoiled["inputs"] is batch["inputs"]
 
 
 def test_overflow_makes_the_way_back_too_large_for_float16() -> None:

@@ -266,6 +266,9 @@ def test_skips_are_explained_with_their_numbers_and_a_way_out() -> None:
     monitor = feed(Monitor(5), [skipped(SkipReason.NONFINITE)] * 3 + [skipped(SkipReason.OVERFLOW), applied()])
     text = monitor.explain_skips()
     assert text.startswith("4 of 5 steps were skipped (1 overflow, 3 nonfinite). The loss or a gradient was NaN or inf")
+    text = feed(Monitor(5), [withheld(), applied()]).explain_skips()
+    assert "the recipe's faults ask for it" in text
+    assert "quarantine" in text
 
 
 def test_each_group_has_its_own_clip_rate_over_the_window() -> None:
