@@ -12,6 +12,7 @@ from paddle_stable.build import build_trainer, prepare, use_device
 from paddle_stable.distributed import World
 from paddle_stable.errors import InputError
 from paddle_stable.recipe_io import load_recipe
+from paddle_stable.stability.forensics import disturbances
 from paddle_stable.stability.incident_files import RECIPE, REPORT, read_incident
 from paddle_stable.stability.incident_report import Findings
 from paddle_stable.stability.investigation import investigate
@@ -89,7 +90,8 @@ def reproduce(folder: Path, *, trust: bool = False) -> Reproduction:
         facts.rank,
         float(facts.world_size),
     )
-    findings = investigate(replay, facts, loaded.recipe.forensics.max_samples)
+    disturbed = disturbances(loaded.recipe.faults, facts.report.step)
+    findings = investigate(replay, facts, loaded.recipe.forensics.max_samples, disturbed=disturbed)
     return Reproduction(findings, *_found_then(folder / f"{REPORT}.json"))
 
 

@@ -35,7 +35,7 @@ def incident(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_same_comes_out_to_the_last_digit(incident: Path) -> None:
     found = reproduce(incident)
     assert found.is_same
-    assert (found.cause_now, found.layer_now) == ("learning rate too high", "head")
+    assert (found.cause_now, found.layer_now) == ("a parameter is not finite", "head")
     then = json.loads((incident / "report.json").read_text(encoding="utf8"))
     assert [s.loss for s in found.findings.ranked_samples()] == pytest.approx(
         [float(s["loss"]) for s in then["samples"]], nan_ok=True, rel=0, abs=0
@@ -64,12 +64,13 @@ def test_what_is_no_incident_is_refused_with_a_sentence(tmp_path: Path) -> None:
         reproduce(tmp_path)
 
 
-def test_a_transient_step_is_as_sound_afterwards(tmp_path: Path) -> None:
+def test_a_step_that_was_disturbed_on_purpose_is_called_so_here_too(tmp_path: Path) -> None:
     trainer = open_run(tmp_path, faults=[{"step": 2, "kind": "nan_loss"}])
     take_steps(trainer, trainer.loader.steps(), 2)
     found = reproduce(tmp_path / "run/incidents/step-000002")
     assert found.is_same
-    assert found.cause_now == "not reproducible"
+    assert found.findings.diagnosis.title == "disturbed on purpose: nan_loss (faults)"
+    assert not found.findings.evidence.reproduced
 
 
 def test_data_files_that_no_longer_fit_are_named(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The probable cause of an incident in plain words: six that can be told apart, from evidence of a replay.
+"""The probable cause of an incident in plain words: those that can be told apart, from evidence of a replay.
 
 The rules are plain comparisons, asked in a fixed order; each says what it saw. They are held to a figure by
 `benchmarks/forensics.py`.
@@ -24,12 +24,18 @@ HUGE_WEIGHT = 1e3
 """No layer of the three tasks has a weight beyond 30 when it trains well."""
 GROWN_WEIGHT = 3.0
 """Root mean square of all weights: initial values lie near 1 / sqrt(width), trained ones rarely twice as far out."""
+GROWN_GAIN = 3.0
+"""How many times larger the median matrix makes what it is given. The three tasks begin at 0.08 to 1.4."""
 WILD_LR_RATIO = 0.3
 """AdamW changes a weight by about the learning rate in every step; that part of a layer's usual weight is too much."""
 GROWTH_ALONG_SEQUENCE = 100.0
 """An LSTM's outputs grow less than tenfold along a window, and its gradients shrink towards the beginning."""
 DOMINANT_SHARE = 0.5
 DOMINANT_RATIO = 10.0
+RISEN = 1.8
+"""Median of the newest three norms or losses over that of the oldest third: a run on its way out exceeds it."""
+LEAST_BEFORE = 6
+"""Fewer steps do not tell what is usual."""
 
 _UNDEFINED_SOMEWHERE = frozenset(
     {
@@ -61,9 +67,32 @@ _UNDEFINED_SOMEWHERE = frozenset(
         "log_loss",
         "lgamma",
         "digamma",
+        "softmax",
+        "log_softmax",
     }
 )
-"""Operations without a value, or without a slope, for some arguments; exponentials because they overflow at 89."""
+"""Operations without a value, or without a slope, for some arguments; exponentials because they overflow at 89, and
+softmax because it has none over a row that is masked completely."""
+_PRODUCTS = frozenset(
+    {
+        "matmul",
+        "bmm",
+        "mv",
+        "dot",
+        "addmm",
+        "baddbmm",
+        "linear",
+        "linear_v2",
+        "fused_gemm_epilogue",
+        "einsum",
+        "multiply",
+        "multiply_",
+        "scale",
+        "rnn",
+        "rnn_intermediate",
+    }
+)
+"""Operations that, taken again and again, grow beyond all bounds."""
 
 
 @final
@@ -75,7 +104,9 @@ class Cause(Enum):
     HALF_PRECISION = "fp16 overflow"
     ARITHMETIC = "log or division by zero"
     RECURRENCE = "exploding recurrence"
+    PARAMETER = "a parameter is not finite"
     TRANSIENT = "not reproducible"
+    ON_PURPOSE = "disturbed on purpose"
     UNKNOWN = "unknown"
 
 
@@ -100,7 +131,12 @@ class WeightFinding:
 
     name: str
     magnitude: float
-    """Largest absolute value; inf when one is not finite."""
+    """Largest absolute value; NaN or inf when one of them is."""
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether it is merely large."""
+        return math.isfinite(self.magnitude)
 
 
 @final
@@ -146,6 +182,12 @@ class Evidence:
     """Root mean square of all trainable weights with more than one dimension."""
     norms_before: Sequence[float]
     """Finite gradient norms of the steps before, oldest first."""
+    gain: float = 0.0
+    """Root mean square of a matrix times the root of its inputs: what it makes of inputs of size 1; the median one."""
+    losses_before: Sequence[float] = ()
+    """Finite losses of the steps before, oldest first."""
+    disturbed: Sequence[str] = ()
+    """Kinds of the recipe's faults that happened in this very step."""
 
 
 @final
@@ -156,9 +198,26 @@ class Diagnosis:
     cause: Cause
     because: str
     advice: str
+    detail: str = ""
+    """Which one, where the cause has several."""
+
+    @property
+    def title(self) -> str:
+        """The cause in a few words, with its detail."""
+        return f"{self.cause.value}: {self.detail}" if self.detail else self.cause.value
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
+    """The cause that is known, when the step was disturbed on purpose; otherwise what the evidence says."""
+    found = _judge(evidence)
+    if not evidence.disturbed:
+        return found
+    kinds = ", ".join(evidence.disturbed)
+    because = f"The recipe asks for it. Without that knowledge the report says: {found.cause.value}. {found.because}"
+    return Diagnosis(Cause.ON_PURPOSE, because, _ADVICE[Cause.ON_PURPOSE], f"{kinds} (faults)")
+
+
+def _judge(evidence: Evidence) -> Diagnosis:
     """The first of the rules that applies; the strongest evidence is asked first."""
     if not evidence.reproduced:
         because = "Computed again from the same seed with the same samples and weights, the step came out usable."
@@ -180,6 +239,33 @@ def _odd_inputs(evidence: Evidence) -> str:
     return f"{count} values unlike the others, the worst in `{worst.tensor}`: {worst.what}."
 
 
+def _has_risen(evidence: Evidence) -> bool:
+    """Whether norms or losses had left their usual level before this step: the weights were on their way out."""
+    for values in (evidence.norms_before, evidence.losses_before):
+        sizes = np.abs(np.array(values))
+        if len(sizes) < LEAST_BEFORE:
+            continue
+        old, new = sizes[: max(len(sizes) // 3, 3)], sizes[-3:]
+        # Norms of single steps differ by more than that factor: all three have to lie beyond all of the old ones.
+        if np.median(new) > RISEN * np.median(old) and new.min() > old.max():
+            return True
+    return False
+
+
+def _spoilt_parameter(evidence: Evidence) -> str:
+    """NaN or inf in the weights of a run that showed no sign of diverging."""
+    wild = evidence.wild_weights
+    diverging = _has_risen(evidence) or _large_steps(evidence) or evidence.typical_weight > GROWN_WEIGHT
+    if not wild or any(finding.is_finite for finding in wild) or diverging:
+        return ""
+    more = f" and {len(wild) - 1} more" if len(wild) > 1 else ""
+    kind = "NaN" if math.isnan(wild[0].magnitude) else "inf"
+    return (
+        f"The inputs are ordinary, but the parameter `{wild[0].name}`{more} holds {kind}, although no loss or gradient "
+        "norm of the steps before had risen."
+    )
+
+
 def _wild_weights(evidence: Evidence) -> str:
     wild = evidence.wild_weights
     if not wild and evidence.typical_weight > GROWN_WEIGHT:
@@ -190,7 +276,7 @@ def _wild_weights(evidence: Evidence) -> str:
         return ""
     worst = wild[0]
     more = f" and {len(wild) - 1} more" if len(wild) > 1 else ""
-    size = "is no longer finite" if math.isinf(worst.magnitude) else f"has grown to {worst.magnitude:.3g}"
+    size = f"has grown to {worst.magnitude:.3g}" if worst.is_finite else "is no longer finite"
     return f"The inputs are ordinary, but the parameter `{worst.name}`{more} {size}: earlier updates went too far."
 
 
@@ -207,6 +293,8 @@ def _undefined_arithmetic(evidence: Evidence) -> str:
         return ""
     what = "has no finite slope" if operation.name.endswith("_grad") else "has no finite value"
     at = f" ({operation.place})" if operation.place else ""
+    if operation.name.endswith("softmax"):
+        return f"The operation `{operation.name}`{at} has no value over a row that is masked completely, all -inf."
     return f"The operation `{operation.name}`{at} {what} for the numbers that it was given; those were ordinary ones."
 
 
@@ -219,8 +307,10 @@ def _growth(evidence: Evidence) -> str:
 
 def _overflow_of_one_layer(evidence: Evidence) -> str:
     """A single product of ordinary numbers cannot leave float32: only many of them, one after the other, can."""
-    first = evidence.first_bad
+    first, operation = evidence.first_bad, evidence.operation
     if first is None or first.direction != "forward" or not first.kind or first.from_batch:
+        return ""
+    if operation is None or operation.name not in _PRODUCTS:
         return ""
     inside = max((r.magnitude for r in (*first.inputs, *first.parameters.values())), default=math.inf)
     if inside > HUGE_WEIGHT or not first.parameters:
@@ -236,8 +326,8 @@ def _recurrence(evidence: Evidence) -> str:
 
 
 def _one_sample_dominates(evidence: Evidence) -> str:
-    """A finite spike that is the work of few samples."""
-    if evidence.reason is not SkipReason.SPIKE or len(evidence.samples) < 4:
+    """A finite spike that is the work of few samples. Weights on their way out single some out as well."""
+    if evidence.reason is not SkipReason.SPIKE or len(evidence.samples) < 4 or _has_risen(evidence):
         return ""
     for what, values in (
         ("loss", [s.loss for s in evidence.samples]),
@@ -268,23 +358,54 @@ def _large_steps(evidence: Evidence) -> str:
     return ""
 
 
+def _risen_before(evidence: Evidence) -> str:
+    if not _has_risen(evidence):
+        return ""
+    return f"Loss or gradient norm had grown to more than {RISEN:g} times the earlier one in the steps before."
+
+
+def _amplifying_weights(evidence: Evidence) -> str:
+    if evidence.gain <= GROWN_GAIN:
+        return ""
+    return (
+        f"The samples contribute alike, and the weights have grown: the median matrix makes values "
+        f"{evidence.gain:.3g} times as large as it is given them."
+    )
+
+
+def _whole_batch(evidence: Evidence) -> str:
+    """A finite spike out of nothing that all samples share: their labels, rather than their inputs."""
+    known = min(len(evidence.norms_before), len(evidence.losses_before))
+    if evidence.reason is not SkipReason.SPIKE or known < LEAST_BEFORE:
+        return ""
+    return (
+        "Loss and gradient norm were usual up to the step before, and the samples of this one look ordinary and "
+        "contribute alike: look at the labels or targets of the whole batch. When they are right, a single update went "
+        "too far."
+    )
+
+
 def _all_samples_alike(evidence: Evidence) -> str:
-    if evidence.reason is SkipReason.SPIKE:
-        return "The samples are ordinary and contribute alike: the weights, not the data, make the step large."
-    norms = evidence.norms_before
-    if len(norms) >= 6 and np.median(norms[-3:]) > 10.0 * np.median(norms[:-3]):
-        return "Gradient norms had grown more than tenfold in the steps before."
-    return ""
+    if evidence.reason is not SkipReason.SPIKE:
+        return ""
+    return (
+        "The samples are ordinary and contribute alike, and too few steps came before to tell what is usual: the "
+        "weights, not the data, probably make the step large."
+    )
 
 
 _RULES = (
     (Cause.BAD_INPUT, _odd_inputs),
+    (Cause.PARAMETER, _spoilt_parameter),
     (Cause.LEARNING_RATE, _wild_weights),
     (Cause.HALF_PRECISION, _half_precision),
     (Cause.ARITHMETIC, _undefined_arithmetic),
     (Cause.RECURRENCE, _recurrence),
     (Cause.BAD_INPUT, _one_sample_dominates),
     (Cause.LEARNING_RATE, _large_steps),
+    (Cause.LEARNING_RATE, _risen_before),
+    (Cause.LEARNING_RATE, _amplifying_weights),
+    (Cause.BAD_INPUT, _whole_batch),
     (Cause.LEARNING_RATE, _all_samples_alike),
 )
 
@@ -295,8 +416,12 @@ _ADVICE = {
     ),
     Cause.LEARNING_RATE: (
         "Lower `optim.lr` (a third of it is a good first try) or lengthen the warm-up, and go back to a checkpoint "
-        "from before the norms grew. `clip.max_norm` limits what a single step can do. Where the norms of the steps "
-        "before were usual and a parameter is NaN all the same, suspect the memory, or a fault on demand in the recipe."
+        "from before the norms grew. `clip.max_norm` limits what a single step can do."
+    ),
+    Cause.PARAMETER: (
+        "Go back to a checkpoint from before (`--resume auto`). Something wrote the value past the usual steps: look "
+        "for code that changes parameters outside of the optimizer, raise `optim.eps`, and keep `stability.guard` on. "
+        "When it comes back in another place, suspect the memory."
     ),
     Cause.HALF_PRECISION: (
         "Use `amp.dtype: bfloat16` where the device has it, or float32; or keep the layer named below out of half "
@@ -312,8 +437,8 @@ _ADVICE = {
     ),
     Cause.TRANSIENT: (
         "Nothing in data or weights explains it. When it stays single, nothing needs to be done. When it comes back, "
-        "suspect what is not part of the step itself: hardware (memory, overheating), another process of the run, or "
-        "a fault on demand in the recipe."
+        "suspect what is not part of the step itself: hardware (memory, overheating), or another process of the run."
     ),
+    Cause.ON_PURPOSE: "Nothing, when that was the purpose. For a real run, remove `faults` from the recipe.",
     Cause.UNKNOWN: "Begin at the layer and operation below, and at the samples with the largest gradients.",
 }

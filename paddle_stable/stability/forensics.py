@@ -6,15 +6,16 @@ The ordinary step pays one comparison and keeps its report. Nothing that learns 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
 import numpy as np
+import yaml
 
 from paddle_stable.data.dataset import Batch, Dataset
-from paddle_stable.recipe import ForensicsConfig
+from paddle_stable.recipe import FaultConfig, ForensicsConfig
 from paddle_stable.stability.incident_files import IncidentFacts, incident_folder, steps_with_incident, write_incident
 from paddle_stable.stability.incident_report import as_json, as_markdown
 from paddle_stable.stability.investigation import investigate
@@ -29,8 +30,6 @@ from paddle_stable.training_state import model_arrays
 _HISTORY = 20
 EXPLAINED = (SkipReason.NONFINITE, SkipReason.SPIKE)
 """Skips that a report is written on."""
-# What a replay can end with besides a report. An explanation that fails must not end the run that it is about.
-_CAN_FAIL = (RuntimeError, ValueError, TypeError, KeyError, IndexError, OSError, MemoryError)
 
 
 @final
@@ -97,28 +96,37 @@ class Forensics:
         """
         if report.verdict.skipped not in EXPLAINED or not self._config.enabled:
             return None
+        tag = f"incident/step-{report.step:06d}"
+        try:
+            return self._explain(tag, report, parts, monitor) if self._is_due(report) else None
+        except Exception as error:  # noqa: BLE001  It must end no run, nor let other processes wait.
+            return Incident(tag, f"step {report.step} could not be explained: {type(error).__name__}: {error}", "")
+
+    def _is_due(self, report: StepReport) -> bool:
+        """Whether the run has not had its reports yet; counts this one."""
         # Those on disk count, so that a resumed run goes on counting, and may write later ones anew.
         earlier = sum(step < report.step for step in steps_with_incident(self._folder, self._replay.rank))
         if max(earlier, self._tried) >= self._config.max_reports:
-            return None
+            return False
         self._tried += 1
-        tag = f"incident/step-{report.step:06d}"
-        try:
-            findings = investigate(self._replay, self._facts(report, parts, monitor), self._config.max_samples)
-            if self._replay.rank > 0 and not findings.evidence.reproduced:
-                return None
-            folder = incident_folder(self._folder, report.step, self._replay.rank)
-            text = as_markdown(findings, str(folder))
-            write_incident(
-                folder,
-                findings.facts,
-                recipe_text=self._recipe_text,
-                model=model_arrays(self._replay.model) if self._config.keep_weights else None,
-                markdown=text,
-                report=as_json(findings),
-            )
-        except _CAN_FAIL as error:
-            return Incident(tag, f"step {report.step} could not be explained: {type(error).__name__}: {error}", "")
+        return True
+
+    def _explain(self, tag: str, report: StepReport, parts: Sequence[Batch], monitor: Monitor) -> Incident | None:
+        facts = self._facts(report, parts, monitor)
+        disturbed = disturbances(_faults_of(self._recipe_text), report.step)
+        findings = investigate(self._replay, facts, self._config.max_samples, disturbed=disturbed)
+        if self._replay.rank > 0 and not findings.evidence.reproduced:
+            return None
+        folder = incident_folder(self._folder, report.step, self._replay.rank)
+        text = as_markdown(findings, str(folder))
+        write_incident(
+            folder,
+            facts,
+            recipe_text=self._recipe_text,
+            model=model_arrays(self._replay.model) if self._config.keep_weights else None,
+            markdown=text,
+            report=as_json(findings),
+        )
         return Incident(tag, f"{findings.headline()}; see {folder / 'report.md'}", text)
 
     def explain_rollback(self, why: str, recovery: Recovery, monitor: Monitor, *, step: int, undone: int) -> Incident:
@@ -132,23 +140,23 @@ class Forensics:
         if recovery.snapshot is None:
             raise ValueError("there is no good state to compare with")
         tag = f"incident/step-{step:06d}-rollback"
-        facts = RollbackFacts(
-            step=step,
-            why=why,
-            undone=undone,
-            applied=recovery.snapshot.state["applied"],
-            number=recovery.rollbacks + 1,
-            allowed=recovery.config.max_rollbacks,
-            lr_backoff=recovery.config.lr_backoff,
-            parameters=changes(recovery.snapshot.model, model_arrays(self._replay.model)),
-            history=tuple(self._history),
-            usual_norms=_usual_norms(monitor),
-        )
-        cause, _ = probable_cause(facts)
-        folder = self._folder / "incidents" / f"step-{step:06d}-rollback"
         try:
+            facts = RollbackFacts(
+                step=step,
+                why=why,
+                undone=undone,
+                applied=recovery.snapshot.state["applied"],
+                number=recovery.rollbacks + 1,
+                allowed=recovery.config.max_rollbacks,
+                lr_backoff=recovery.config.lr_backoff,
+                parameters=changes(recovery.snapshot.model, model_arrays(self._replay.model)),
+                history=tuple(self._history),
+                usual_norms=_usual_norms(monitor),
+            )
+            cause, _ = probable_cause(facts)
+            folder = self._folder / "incidents" / f"step-{step:06d}-rollback"
             text = write_rollback_report(folder, facts) if self._config.enabled else ""
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001  The other processes are about to roll back, and would wait.
             return Incident(tag, f"the rollback after step {step} could not be explained: {error}", "")
         seen = f"; see {folder / 'report.md'}" if text else ""
         return Incident(tag, f"probable cause of the rollback: {cause}{seen}", text)
@@ -164,6 +172,15 @@ class Forensics:
             world_size=self._world_size,
             precision_state=self._replay.precision.state(),
         )
+
+
+def disturbances(faults: Iterable[FaultConfig], step: int) -> tuple[str, ...]:
+    """Kinds of the recipe's faults that happen in a step, in whatever process: its update is that of all of them."""
+    return tuple(dict.fromkeys(f.kind for f in faults if f.step <= step < f.step + f.steps))
+
+
+def _faults_of(recipe_text: str) -> list[FaultConfig]:
+    return [FaultConfig.model_validate(fault) for fault in yaml.safe_load(recipe_text).get("faults", ())]
 
 
 def _usual_norms(monitor: Monitor) -> dict[str, float]:

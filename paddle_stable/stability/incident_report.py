@@ -15,6 +15,7 @@ from paddle_stable.stability.step_report import SkipReason, StepReport
 
 _SHOWN_SAMPLES = 10
 _SHOWN_LAYERS = 10
+_SHOWN_GAPS = 5
 
 
 @final
@@ -31,12 +32,14 @@ class Findings:
     """What finding out took."""
     samples_left_out: int = 0
     """Samples of the step that were not computed alone, because of `forensics.max_samples`."""
+    not_computed: tuple[str, ...] = ()
+    """What else could not be computed, and why."""
 
     def headline(self) -> str:
         """One line: what happened and why."""
         where = _where(self.evidence.first_bad)
         at = f", first at {where}" if where else ""
-        return f"step {self.facts.report.step} explained: {self.diagnosis.cause.value}{at}"
+        return f"step {self.facts.report.step} explained: {self.diagnosis.title}{at}"
 
     def ranked_samples(self) -> list[SampleLoss]:
         """The samples that were computed alone: non-finite ones first, then by gradient norm and loss."""
@@ -65,6 +68,7 @@ def as_json(findings: Findings) -> dict[str, Any]:
         "step": facts.report.step,
         "skipped": facts.report.verdict.skipped,
         "cause": findings.diagnosis.cause,
+        "disturbed": list(evidence.disturbed),
         "because": findings.diagnosis.because,
         "advice": findings.diagnosis.advice,
         "reproduced": evidence.reproduced,
@@ -85,6 +89,7 @@ def as_json(findings: Findings) -> dict[str, Any]:
             for sample in findings.ranked_samples()
         ],
         "samples_left_out": findings.samples_left_out,
+        "not_computed": list(findings.not_computed),
         "layers": [
             {"layer": group, "grad_norm": norm, "usual": facts.usual_norms.get(group)}
             for group, norm in _largest_norms(facts)
@@ -103,6 +108,7 @@ def as_markdown(findings: Findings, folder: str) -> str:
         _head(findings),
         _origin_of_it(findings.evidence),
         _samples(findings),
+        _gaps(findings),
         _layers(facts),
         history_table(facts.history),
         _way_to_reproduce(facts, folder, findings.seconds),
@@ -137,7 +143,7 @@ def _head(findings: Findings) -> str:
         [
             f"# Step {report.step} {what}",
             "",
-            f"**Probable cause: {diagnosis.cause.value}.** {diagnosis.because}",
+            f"**Probable cause: {diagnosis.title}.** {diagnosis.because}",
             "",
             f"**What to do:** {diagnosis.advice}",
             "",
@@ -242,6 +248,17 @@ def _samples(findings: Findings) -> str:
             "",
         ]
     )
+
+
+def _gaps(findings: Findings) -> str:
+    """What could not be computed, and why: some networks do not run on one sample alone."""
+    gaps = findings.not_computed
+    if not gaps:
+        return ""
+    lines = [f"- {cell(gap)}" for gap in gaps[:_SHOWN_GAPS]]
+    if len(gaps) > _SHOWN_GAPS:
+        lines.append(f"- and {len(gaps) - _SHOWN_GAPS} more; report.json has them")
+    return "\n".join(["## Not computed", "", *lines, ""])
 
 
 def _layers(facts: IncidentFacts) -> str:

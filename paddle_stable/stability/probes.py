@@ -6,9 +6,9 @@ Hooks are on the layers only inside `probed`; the ordinary training step has non
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, final
 
 import numpy as np
@@ -119,6 +119,10 @@ class FirstBad:
     """Of the layer; of a backward pass, their gradients."""
     from_batch: bool = False
     """The layer did nothing wrong: it was fed NaN or inf by the batch."""
+    call: int | None = None
+    """Number of the call in which it appeared, among all calls of the pass; None for the loss."""
+    before_call: int | None = None
+    """Number of the call into which it went, when that is known: it was there before that one began."""
 
 
 @final
@@ -139,21 +143,36 @@ class Probes:
         """Layers whose forward pass has begun and not ended, outermost first: where an exception came from."""
         return tuple(call.name for call in self._open)
 
+    @property
+    def at_work(self) -> int | None:
+        """Number of the call whose own arithmetic is going on; None outside of the network."""
+        return self._open[-1].number if self._open else None
+
     def first_bad_forward(self, *, loss_is_finite: bool) -> FirstBad | None:
-        """The first layer from which something non-finite came, or in whose own arithmetic it arose.
+        """The first layer from which something non-finite came, or in whose own arithmetic it arose."""
+        return next(iter(self.forward_suspects(loss_is_finite=loss_is_finite)), None)
+
+    def forward_suspects(self, *, loss_is_finite: bool) -> list[FirstBad]:
+        """The first layer from which something non-finite came, behind those that may only have made a mask.
 
         A layer that gets a non-finite input although no layer has put one out was not its origin: it arose between the
-        layers, in the forward pass of the one around them. When the loss has come out finite, it did no harm there: it
-        is an attention mask with -inf, say.
+        layers, in the forward pass of the one around them. It did no harm there when it ends in that layer, or when the
+        loss has come out finite: it is an attention mask with -inf, say. Where the layer puts out something non-finite
+        as well, inf that came in may be either, and the next one is suspect too.
         """
         from_batch = bool(self.calls) and not all(r.is_finite for r in self.calls[0].inputs)
+        suspects: list[FirstBad] = []
         for call, what in self._events:
-            if what == "input" and call.parent is not None and not from_batch and not loss_is_finite:
-                around = call.parent
-                return _forward(around, f"an intermediate value on the way into `{call.name}`", False)
             if what.startswith("output"):
-                return _forward(call, what, from_batch)
-        return None
+                return [*suspects, _forward(call, what, from_batch)]
+            passed_on = not all(r.is_finite for r in call.outputs)
+            if call.parent is not None and not from_batch and not loss_is_finite and passed_on:
+                tensor = f"an intermediate value on the way into `{call.name}`"
+                around = replace(_forward(call.parent, tensor, False), before_call=call.number)
+                suspects.append(around)
+                if any(r.nan for r in call.inputs) or not all(r.is_finite for r in around.parameters.values()):
+                    return suspects
+        return suspects
 
     def first_bad_backward(self) -> FirstBad | None:
         """The layer that got finite gradients from behind and made non-finite ones of them; None without any.
@@ -168,7 +187,9 @@ class Probes:
             if sound and (spoilt or (passed_on and call.output_gradients)):
                 tensor = "gradient of its input" if passed_on else f"gradient of its parameter `{spoilt[0]}`"
                 received, returned = tuple(call.output_gradients), tuple(call.input_gradients)
-                return FirstBad(call.name, call.kind, "backward", tensor, received, returned, gradients)
+                return FirstBad(
+                    call.name, call.kind, "backward", tensor, received, returned, gradients, call=call.number
+                )
         if any(not r.is_finite for call in self.calls for r in call.output_gradients):
             return FirstBad(LOSS, "", "backward", "gradient of the network's output")
         return None
@@ -243,18 +264,20 @@ def probed(model: paddle.nn.Layer) -> Iterator[Probes]:
 
 
 @contextmanager
-def followed(model: paddle.nn.Layer) -> Iterator[Probes]:
-    """Probes that only follow which layer is at work, and read no value."""
+def followed(model: paddle.nn.Layer, tell: Callable[[int | None], None]) -> Iterator[Probes]:
+    """Probes that read no value and only follow which call is at work, and tell its number whenever it changes."""
     probes, hooks = Probes(), []
 
     def on_entry(name: str) -> Any:
         def note(layer: paddle.nn.Layer, inputs: Any) -> None:
             probes.enter(name, layer, ())
+            tell(probes.at_work)
 
         return note
 
     def on_exit(layer: paddle.nn.Layer, inputs: Any, outputs: Any) -> None:
         probes.leave(())
+        tell(probes.at_work)
 
     try:
         for name, layer in model.named_sublayers(include_self=True):
@@ -273,9 +296,8 @@ def is_recurrent(layer: paddle.nn.Layer) -> bool:
 
 def _forward(call: LayerCall, tensor: str, from_batch: bool) -> FirstBad:
     parameters = {name: Range.of(p) for name, p in call.parameters().items()}
-    return FirstBad(
-        call.name, call.kind, "forward", tensor, tuple(call.inputs), tuple(call.outputs), parameters, from_batch
-    )
+    inputs, outputs = tuple(call.inputs), tuple(call.outputs)
+    return FirstBad(call.name, call.kind, "forward", tensor, inputs, outputs, parameters, from_batch, call=call.number)
 
 
 def _tensors(value: Any) -> Iterator[paddle.Tensor]:

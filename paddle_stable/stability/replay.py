@@ -9,7 +9,7 @@ import re
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
@@ -18,15 +18,24 @@ from typing import IO, final
 
 import numpy as np
 import paddle
+from paddle.amp.debugging import set_skipped_op_list
 
 from paddle_stable.data.dataset import Batch
 from paddle_stable.seeding import seed_step
 from paddle_stable.stability.amp import Precision
-from paddle_stable.stability.probes import Direction, Probes, followed, probed
+from paddle_stable.stability.probes import Direction, FirstBad, Probes, followed, probed
 from paddle_stable.stability.running_statistics import RunningStatistics
 from paddle_stable.task import Task
 
 _CHECK = "FLAGS_check_nan_inf"
+# They make no value that was not there before, or that is not a constant of the program: what is not finite behind them
+# is a mask, or another operation's. Paddle compares with the names that operations had in its static graphs.
+_CARRIERS = (
+    "assign", "assign_value", "concat", "elementwise_add", "elementwise_sub", "expand_as_v2", "expand_v2",
+    "fill_any_like", "fill_constant", "flatten_contiguous_range", "gather", "gather_nd", "index_select", "masked_fill",
+    "pad3d", "put_along_axis", "reshape2", "scatter", "set_value", "slice", "split", "squeeze2", "stack",
+    "strided_slice", "tile", "transpose2", "tril", "tril_triu", "triu", "unsqueeze2", "unstack", "where",
+)  # fmt: skip
 _OPERATION = re.compile(r"\bop=(\w+)")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 _PADDLE = str(Path(paddle.__file__).parent)
@@ -106,21 +115,54 @@ class Replay:
             probes.keep_parameter_gradients()
         return probes
 
-    def name_operation(self, step: int, parts: Sequence[Batch]) -> Operation | None:
-        """Let Paddle check the result of every operation, and say which one made the first non-finite value.
+    def name_operation(self, step: int, parts: Sequence[Batch], first: FirstBad) -> Operation | None:
+        """Let Paddle check the results of operations, and say which one made the first non-finite value.
+
+        Args:
+            step: number of the attempted step.
+            parts: micro-batches, the last of them the one with that value.
+            first: where it appeared. Of the forward pass only that layer's own arithmetic is checked: elsewhere -inf,
+                in a mask, harms nobody.
 
         Returns:
             None when none did.
         """
+
+        def is_its_arithmetic(call: int | None, begun: int) -> bool:
+            return call == first.call and (first.before_call is None or begun <= first.before_call)
+
+        found = self._name_operation(step, parts, is_its_arithmetic)
+        if first.direction == "backward" and found is not None and found.direction == "forward":
+            # Harmless, as the loss came out finite. Without that check the statement behind the gradient is not known.
+            found = self._name_operation(step, parts, lambda call, begun: False)
+        return found
+
+    def _name_operation(
+        self, step: int, parts: Sequence[Batch], is_checked: Callable[[int | None, int], bool]
+    ) -> Operation | None:
+        """`is_checked` says whether to look.
+
+        It is asked with the number of the call at work, None outside of the network, and how many calls have begun.
+        """
         stage: Direction = "forward"
-        with followed(self.model) as probes, self._leaving_no_trace(step), _checking_numbers() as said:
+
+        def on_change(call: int | None) -> None:
+            _check_numbers(batch is parts[-1] and is_checked(call, len(probes.calls)))
+
+        with (
+            followed(self.model, on_change) as probes,
+            self._leaving_no_trace(step),
+            _checking_put_back() as said,
+        ):
             try:
                 for batch in parts:
                     probes.begin()
                     stage = "forward"
+                    on_change(None)
                     with self.precision.autocast():
                         loss = self.task.loss(self.model, batch) * batch.weight
                     stage = "backward"
+                    _check_numbers(batch is parts[-1])
                     self.precision.backward(loss * self.gradient_scale)
             except RuntimeError as error:
                 named = _OPERATION.search(str(error))
@@ -163,6 +205,11 @@ class Replay:
     def _format(self, full_precision: bool) -> AbstractContextManager[None]:
         return self.precision.switched_off() if full_precision else self.precision.autocast()
 
+    @property
+    def holds_half_precision(self) -> bool:
+        """Whether the weights themselves are in half precision (`amp.level: O2`), which do not go with float32."""
+        return any(parameter.dtype in (paddle.float16, paddle.bfloat16) for parameter in self.model.parameters())
+
     @contextmanager
     def _leaving_no_trace(self, step: int) -> Iterator[None]:
         """Seeded as the step was; statistics put back and gradients gone afterwards."""
@@ -197,13 +244,18 @@ def _differentiable(batch: Batch) -> Batch:
     return Batch(tensors, batch.indices, batch.weight)
 
 
+def _check_numbers(wanted: bool) -> None:
+    """Whether Paddle is to check the result of every operation from now on."""
+    paddle.set_flags({_CHECK: wanted})
+
+
 @contextmanager
-def _checking_numbers() -> Iterator[IO[bytes]]:
-    """Paddle checks every operation's result; what it prints about that goes to the file that is given."""
+def _checking_put_back() -> Iterator[IO[bytes]]:
+    """Paddle may check operations' results; what it prints about that goes to the file that is given."""
     before = paddle.get_flags([_CHECK])
     with tempfile.TemporaryFile() as said, _output_into(said):
         try:
-            paddle.set_flags({_CHECK: True})
+            set_skipped_op_list(_CARRIERS)  # Paddle has no way to take that back; without the flag it has no effect
             yield said
         finally:
             paddle.set_flags(before)

@@ -36,10 +36,10 @@ class ParameterChange:
 
     @property
     def growth(self) -> float:
-        """Now over then; inf with a value that is not finite."""
+        """Now over then; inf with a value that is not finite. What was nothing has no size that it could outgrow: 1."""
         if self.nonfinite:
             return math.inf
-        return self.now / self.then if self.then > 0.0 else (math.inf if self.now > 0.0 else 1.0)
+        return self.now / self.then if self.then > 0.0 else 1.0
 
 
 @final

@@ -11,6 +11,7 @@ import paddle
 import pytest
 
 from paddle_stable import stability
+from paddle_stable.recipe import FaultConfig
 from paddle_stable.stability import forensics
 from paddle_stable.stability.step_report import SkipReason
 from paddle_stable.writers import RunRecord
@@ -102,10 +103,25 @@ def test_the_report_reaches_the_records(tmp_path: Path) -> None:
     records = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text(encoding="utf8").splitlines()]
     (text,) = [record for record in records if record["kind"] == "text"]
     assert (text["tag"], text["step"]) == ("incident/step-000003", 3)
-    # A fault on demand spoils the loss behind the network: a replay cannot show it, and says so.
+    # A fault on demand spoils the loss behind the network: a replay cannot show it, but the recipe says so.
     assert text["text"].startswith("# Step 3 was skipped")
-    assert "not reproducible" in text["text"]
-    assert "step 3 explained: not reproducible" in (tmp_path / "run/run.log").read_text(encoding="utf8")
+    assert "**Probable cause: disturbed on purpose: nan_loss (faults).**" in text["text"]
+    assert "Without that knowledge the report says: not reproducible." in text["text"]
+    said = (tmp_path / "run/run.log").read_text(encoding="utf8")
+    assert "step 3 explained: disturbed on purpose: nan_loss (faults)" in said
+
+
+def test_only_the_steps_that_faults_disturb_are_called_so() -> None:
+    faults = [FaultConfig(step=3, kind="nan_loss", steps=2, rank=1), FaultConfig(step=4, kind="inf_grad")]
+    named = [forensics.disturbances(faults, step) for step in range(2, 6)]
+    assert named == [(), ("nan_loss",), ("nan_loss", "inf_grad"), ()]
+
+
+def test_an_incident_that_no_fault_made_is_judged_as_without_faults(tmp_path: Path) -> None:
+    trainer = open_run(tmp_path, faults=[{"step": 9, "kind": "nan_loss"}])
+    take_steps(trainer, spoiling(trainer.loader.steps(), 2), 2)
+    assert trainer.incident is not None
+    assert "explained: bad input" in trainer.incident.headline
 
 
 def test_only_so_many_incidents_are_explained_and_a_resumed_run_goes_on_counting(tmp_path: Path) -> None:
@@ -128,21 +144,44 @@ def test_steps_that_need_no_explanation_get_none(tmp_path: Path, faults: list[di
     assert not (tmp_path / "run" / "incidents").exists()
 
 
-def test_an_explanation_that_fails_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: Any) -> Any:
-        raise RuntimeError("out of memory")
+class OfItsOwnKind(Exception):
+    """What nobody could foresee."""
 
-    monkeypatch.setattr(forensics, "investigate", broken)
+
+@pytest.mark.parametrize("part", ["investigate", "steps_with_incident", "write_incident"])
+@pytest.mark.parametrize("error", [RuntimeError, AssertionError, OfItsOwnKind])
+def test_an_explanation_that_fails_does_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, error: type[Exception]
+) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise error("out of memory")
+
+    monkeypatch.setattr(forensics, part, broken)
     trainer = open_run(tmp_path)
     windows = spoiling(trainer.loader.steps(), 1)
     take_steps(trainer, windows, 1)
     assert trainer.incident is not None
-    assert trainer.incident.headline == "step 1 could not be explained: RuntimeError: out of memory"
+    assert trainer.incident.headline == f"step 1 could not be explained: {error.__name__}: out of memory"
     take_steps(trainer, windows, 2)
     assert trainer.progress.applied == 2
 
 
-def test_forensics_knows_nothing_of_faults() -> None:
+@pytest.mark.parametrize("part", ["changes", "probable_cause", "write_rollback_report"])
+def test_a_rollback_that_cannot_be_explained_happens_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise OfItsOwnKind("no idea")
+
+    monkeypatch.setattr(forensics, part, broken)
+    trainer = open_run(tmp_path)
+    trainer._keep_good_state()
+    take_steps(trainer, trainer.loader.steps(), 2)
+    trainer._go_back("a test asks for it")
+    assert (trainer.progress.applied, trainer.recovery.rollbacks) == (0, 1)
+
+
+def test_forensics_only_names_faults_and_does_not_look_into_them() -> None:
     folder = Path(stability.__path__[0])
     parts = ("forensics", "investigation", "probes", "replay", "causes", "incident_report", "incident_files")
     for part in parts:

@@ -71,6 +71,18 @@ def rows_under(heading: str, text: str) -> list[list[str]]:
     return [[text.strip() for text in row] for row in cells]
 
 
+def test_what_could_not_be_computed_is_listed_with_its_reason() -> None:
+    assert "## Not computed" not in as_markdown(findings(), "x")
+    told = findings(not_computed=("sample 5 alone: AssertionError: needs two",))
+    assert "## Not computed\n\n- sample 5 alone: AssertionError: needs two\n" in as_markdown(told, "x")
+    assert as_json(told)["not_computed"] == ["sample 5 alone: AssertionError: needs two"]
+
+
+def test_a_parameter_with_nan_is_shown_as_nan() -> None:
+    text = as_markdown(findings({"wild_weights": (WeightFinding("head.weight", NAN),)}), "x")
+    assert "| `head.weight` | NaN |" in text
+
+
 HOSTILE = ["a|b", "a\\|b", "a\\\\|b", "||", "one\ntwo", "one\r\ntwo", "one\rtwo", "ends with \\", "\\|\n|\\|"]
 
 

@@ -93,6 +93,46 @@ def test_a_harmless_infinity_in_an_argument_by_keyword_is_seen_and_not_blamed(ne
         assert probes.first_bad_forward(loss_is_finite=True) is None
 
 
+class Masked(nn.Layer):
+    """What it is given may be -inf: softmax takes that away."""
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return nn.functional.softmax(x)
+
+
+def test_an_infinity_that_ends_in_its_layer_is_not_the_origin_of_a_later_nan(net: Net, x: paddle.Tensor) -> None:
+    net.left, net.right = nn.Sequential(net.left, Masked()), nn.Sequential(net.right, Masked())
+    spoil(net, "head.weight")
+    mask = paddle.to_tensor(np.array([[0.0, 0.0, -np.inf]], dtype="float32"))
+
+    class Around(nn.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mask, self.net = Masked(), net
+
+        def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+            return self.net(x + self.mask(x + mask))
+
+    first, _ = look(Around(), x)
+    assert first is not None
+    assert (first.layer, first.tensor) == ("net.head", "output")
+
+
+@pytest.mark.parametrize(("value", "suspects"), [
+    (-np.inf, [NETWORK, "head"]),  # a mask, or the origin
+    (np.nan, [NETWORK]),
+])  # fmt: skip
+def test_an_infinity_that_is_passed_on_leaves_the_next_layer_suspect_too(
+    net: Net, x: paddle.Tensor, value: float, suspects: list[str]
+) -> None:
+    net.between = lambda t: t + paddle.full([4], value)
+    with probed(net) as probes:
+        net(x)
+    found = probes.forward_suspects(loss_is_finite=False)
+    assert [suspect.layer for suspect in found] == suspects
+    assert (found[0].call, found[0].before_call) == (0, 3)
+
+
 @pytest.mark.parametrize("layer", ["left", "right"])
 def test_the_backward_pass_of_one_of_two_layers_over_one_input_is_told_apart(
     net: Net, x: paddle.Tensor, layer: str
@@ -127,7 +167,18 @@ def hooks_on(model: nn.Layer) -> int:
     return sum(len(x._forward_pre_hooks) + len(x._forward_post_hooks) for x in model.sublayers(include_self=True))
 
 
-@pytest.mark.parametrize("probing", [probed, followed])
+def following(model: nn.Layer) -> Any:
+    return followed(model, lambda call: None)
+
+
+def test_the_call_at_work_is_told_whenever_it_changes(net: Net, x: paddle.Tensor) -> None:
+    told: list[int | None] = []
+    with followed(net, told.append):
+        net(x)
+    assert told == [0, 1, 0, 2, 0, 3, 0, None]
+
+
+@pytest.mark.parametrize("probing", [probed, following])
 def test_probes_are_gone_afterwards_also_after_an_error(net: Net, probing: Callable[[nn.Layer], Any]) -> None:
     seen = []
 

@@ -51,6 +51,14 @@ def test_the_probable_cause(now: dict[str, Any], skipped: SkipReason | None, wor
     assert advice.endswith(".")
 
 
+def test_what_was_nothing_in_the_good_state_has_not_grown() -> None:
+    parameters = changes(GOOD, {**GOOD, "b.bias": np.full(3, 0.01, dtype=np.float32)})
+    assert [change.growth for change in parameters] == [1.0, 1.0]
+    skipped = tuple(step(number, SkipReason.NONFINITE) for number in range(21, 31))
+    cause, _ = probable_cause(facts_of(parameters=parameters, history=skipped))
+    assert "were not finite although all parameters are" in cause
+
+
 def test_the_report_says_from_where_to_where(tmp_path: Path) -> None:
     folder = tmp_path / "incidents" / "step-000030-rollback"
     text = write_report(folder, facts_of())
