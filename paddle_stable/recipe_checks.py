@@ -151,10 +151,12 @@ def _spike(recipe: Recipe, given: Collection[str]) -> Iterator[Finding]:
     if stability.spike.action == "rollback" and stability.recovery.max_rollbacks == 0:
         message = "rollback needs stability.recovery.max_rollbacks of at least 1, got 0. Raise it, or use skip"
         yield Finding("stability.spike.action", message, ("stability.recovery.max_rollbacks",))
-    if stability.spike.action == "skip" and stability.spike.rebaseline_after > stability.max_consecutive_skips:
+    action = stability.spike.action  # rollback skips as well, once no rollback is left
+    if action in ("skip", "rollback") and stability.spike.rebaseline_after > stability.max_consecutive_skips:
         message = (
             f"{stability.spike.rebaseline_after} is more than stability.max_consecutive_skips "
-            f"({stability.max_consecutive_skips}): with action skip the run would stop before it takes the new level"
+            f"({stability.max_consecutive_skips}): with action {action} the run would stop before it takes the new "
+            "level"
         )
         others = ("stability.max_consecutive_skips", "stability.spike.action")
         yield Finding("stability.spike.rebaseline_after", message, others)

@@ -159,6 +159,16 @@ REMOVE = ". Remove one of the two"
                 )
             ],
         ),
+        (
+            {"stability": {"max_consecutive_skips": 10, "spike": {"action": "rollback"}}},
+            [
+                (
+                    "stability.spike.rebaseline_after",
+                    "20 is more than stability.max_consecutive_skips (10): with action rollback the run would stop "
+                    "before it takes the new level",
+                )
+            ],
+        ),
         ({"faults": [{"step": 1, "kind": "nan_loss"}] * 2}, [("faults.1", "is the same as faults.0")]),
         (
             {"faults": [{"step": 1, "kind": "withhold"}, {"step": 1, "kind": "withhold", "rank": 1}]},
