@@ -123,7 +123,8 @@ def curve_by_tag(folder: Path) -> list[tuple[str, float]]:
 
 @pytest.mark.parametrize("kind", ["huge_grad", "loss_spike"])
 def test_a_spike_can_lead_back_to_the_last_good_state(kind: str, tmp_path: Path) -> None:
-    trainer = trained(tmp_path, [{"step": 20, "kind": kind}], **{"stability.spike.action": "rollback"})
+    values = {"stability.spike.action": "rollback", "stability.spike.rebaseline_after": 3}
+    trainer = trained(tmp_path, [{"step": 20, "kind": kind}], **values)
     assert_usable(trainer)
     assert (trainer.recovery.rollbacks, trainer.monitor.totals.skips["spike"]) == (1, 1)
     assert trainer.progress.undone > 0
@@ -131,8 +132,8 @@ def test_a_spike_can_lead_back_to_the_last_good_state(kind: str, tmp_path: Path)
 
 def test_without_a_rollback_left_a_spike_is_skipped(tmp_path: Path) -> None:
     faults = [{"step": step, "kind": "loss_spike"} for step in (20, 30, 40)]
-    values = {"stability.spike.action": "rollback", "stability.recovery.max_rollbacks": 1}
-    trainer = trained(tmp_path, faults, **values)
+    values = {"stability.spike.action": "rollback", "stability.spike.rebaseline_after": 3}
+    trainer = trained(tmp_path, faults, **values, **{"stability.recovery.max_rollbacks": 1})
     assert_usable(trainer)
     assert (trainer.recovery.rollbacks, trainer.monitor.totals.skips["spike"]) == (1, 3)
 
