@@ -112,7 +112,10 @@ COMPOSED: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "sustained_divergence": ({"kind": "grow_weights", "steps": 2 * STEPS}, {"run.steps": 2 * STEPS}),
     "nan_input": ({"kind": "nan_input"}, {"stability.bad_samples": "skip"}),
     "bad_input_dropped": ({"kind": "nan_input"}, {"stability.bad_samples": "drop"}),
-    "spike_rolled_back": ({"kind": "loss_spike"}, {"stability.spike.action": "rollback"}),
+    "spike_rolled_back": (
+        {"kind": "loss_spike"},
+        {"stability.spike.action": "rollback", "stability.spike.rebaseline_after": 3},
+    ),
 }
 """Faults under a name of their own: what they are made of, and what the recipe needs besides."""
 
