@@ -127,6 +127,8 @@ def faults_of(name: str, step: int, subject: Subject) -> tuple[list[dict[str, An
     return [{"step": step, **fault, **places.get(name, {})}], recipe
 
 
+IMPOSSIBLE = (("ernie_cls", "nan_input"), ("ernie_cls", "bad_input_dropped"))
+"""Texts are whole numbers, of which none can be NaN."""
 HOPELESS = ("sustained_divergence", "raise")
 """No trainer goes on learning under these: the run has to end, and say why."""
 FAULTS = (
@@ -218,7 +220,8 @@ def cells_of(names: Sequence[str], *, guarded: bool) -> list[Cell]:
     moments = MOMENTS if guarded else {"middle": MOMENTS["middle"]}
     kinds = FAULTS if guarded else FATAL
     clean = [Cell(name, "clean", "", guarded=True) for name in names]
-    return clean + [Cell(n, fault, moment, guarded) for moment in moments for fault in kinds for n in names]
+    cells = [Cell(n, fault, moment, guarded) for moment in moments for fault in kinds for n in names]
+    return clean + [cell for cell in cells if (cell.task, cell.fault) not in IMPOSSIBLE]
 
 
 def table(results: Sequence[Mapping[str, Any]], cells: Sequence[Cell]) -> str:
@@ -227,7 +230,9 @@ def table(results: Sequence[Mapping[str, Any]], cells: Sequence[Cell]) -> str:
     names = list(dict.fromkeys(cell.task for cell in cells))
     clean = {name: by_name.get(Cell(name, "clean", "", guarded=True).name) for name in names}
     counts = {"kept": 0, "explained": 0, "lost": 0}
-    lines = [f"tasks, in this order: {', '.join(names)}. k: kept, e: explained end, L: lost, -: not run yet"]
+    lines = [
+        f"tasks, in this order: {', '.join(names)}. k: kept, e: explained end, L: lost, -: not run yet, .: cannot be"
+    ]
     moments = list(dict.fromkeys(cell.moment for cell in cells if cell.moment))
     lines.append(f"{'fault':<22}" + "".join(f"{moment:<10}" for moment in moments))
     for fault in dict.fromkeys(cell.fault for cell in cells if cell.fault != "clean"):
@@ -235,7 +240,10 @@ def table(results: Sequence[Mapping[str, Any]], cells: Sequence[Cell]) -> str:
         for moment in moments:
             mark = ""
             for name in names:
-                cell = next(c for c in cells if (c.task, c.fault, c.moment) == (name, fault, moment))
+                cell = next((c for c in cells if (c.task, c.fault, c.moment) == (name, fault, moment)), None)
+                if cell is None:
+                    mark += "."
+                    continue
                 result, reference = by_name.get(cell.name), clean[name]
                 if result is None or reference is None:
                     mark += "-"
