@@ -125,6 +125,7 @@ def main() -> int:
         Yardstick.of(run_missing(clean_cells(), arguments.output, arguments.data, **how).values())
         lines = list(run_missing(cells(), arguments.output, arguments.data, only=arguments.only, **how).values())
         print(report(lines, len(cells())))
+        arguments.picture.parent.mkdir(parents=True, exist_ok=True)
         draw(lines, arguments.picture)
     except NotWorthATable as error:
         print(f"No table: {error}.", file=sys.stderr)
