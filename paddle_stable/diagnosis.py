@@ -80,7 +80,7 @@ def reproduce(folder: Path, *, trust: bool = False) -> Reproduction:
         raise InputError.single(
             str(folder), f"{error} The data files that the model is built from have changed since; put them back."
         ) from error
-    trainer.precision.load_state(dict(facts.precision_state))
+    trainer.precision.scaling.load_state(dict(facts.precision_state))
     replay = Replay(
         trainer.model,
         trainer.task,

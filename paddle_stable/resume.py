@@ -95,12 +95,13 @@ def restore(trainer: Trainer, path: Path) -> list[str]:
         raise InputError.single(
             str(path), f"{error} The recipe's model is not the one that was saved; start afresh in another folder."
         ) from error
-    trainer.precision.load_state(state["amp"])
+    trainer.precision.scaling.load_state(state["amp"])
     trainer.guard.clip.load_state(state["clip"])
     trainer.guard.spikes.load_state(state["spikes"])
     trainer.progress = Progress.from_state(state["progress"])
     trainer.best = Best.from_state(state["best"])
     trainer.monitor = Monitor.from_state(trainer.recipe.stability.window, state["monitor"])
+    trainer.forensics.load_state(state["forensics"])
     trainer.recovery.load_state(state["recovery"], parts.snapshot)
     trainer.dev_metrics = state["dev_metrics"]
     trainer.quarantine.load_state(state["quarantine"])
@@ -116,7 +117,7 @@ def _refuse_other_task(saved: str, now: str, path: Path) -> None:
 
 
 def _refuse_other_precision(state: Mapping[str, Any], trainer: Trainer, path: Path) -> None:
-    saved, asked = state["amp"]["dtype"], trainer.precision.state()["dtype"]
+    saved, asked = state["amp"]["dtype"], trainer.precision.scaling.state()["dtype"]
     if saved != asked:
         raise InputError.single(
             str(path),

@@ -263,12 +263,13 @@ class Trainer:
             "progress": self.progress.state(),
             "position": self.loader.position.state(),
             "best": self.best.state(),
-            "amp": self.precision.state(),
+            "amp": self.precision.scaling.state(),
             "clip": self.guard.clip.state(),
             "spikes": self.guard.spikes.state(),
             "recovery": self.recovery.state(),
             "quarantine": self.quarantine.state(),
             "monitor": self.monitor.state(),
+            "forensics": self.forensics.state(),
             "dev_metrics": dict(self.dev_metrics),
             "plan": self.loader.plan_facts(),
             "training_data": self.loader.data_digest,
@@ -372,7 +373,7 @@ class Trainer:
             return True
         state = {
             "applied": self.progress.applied,
-            "amp": self.precision.state(),
+            "amp": self.precision.scaling.state(),
             "clip": self.guard.clip.state(),
             "spikes": self.guard.spikes.state(),
             "evaluations_since": self.best.evaluations_since,
@@ -389,7 +390,7 @@ class Trainer:
         state = snapshot.state
         load_model_arrays(self.model, snapshot.model)
         load_optimizer_arrays(self.optimizer, self.model, snapshot.optimizer)
-        self.precision.load_state(state["amp"])
+        self.precision.scaling.load_state(state["amp"])
         self.guard.clip.load_state(state["clip"])
         self.guard.spikes.load_state(state["spikes"])
         # A better checkpoint that was saved in between stays the best: it is on disk, verified and finite.

@@ -238,7 +238,7 @@ def _plain_loop(prepared: Prepared, amp: AmpConfig, clip: paddle.nn.ClipGradByGl
         if not overflow:
             optimizer.step()
         optimizer.clear_grad(set_to_zero=False)
-        precision.update(overflow=overflow)
+        precision.scaling.update(overflow=overflow)
         if step % EVAL_EVERY == 0 or step == prepared.total_steps:
             dev[step] = reading.mse()
             if not _finite(model.parameters()):  # AdamW's moments hold the NaN: it would stay for all other steps

@@ -44,8 +44,49 @@ class LossScale:
 _NEVER = 2**31 - 1
 
 
+@final
+class Scaling:
+    """The loss scale of a run: what it is now, and what a checkpoint keeps of it. Only float16 has one."""
+
+    def __init__(self, config: AmpConfig) -> None:
+        """Begin with `config.init_scale`, or with 1.0 for good where the format needs none."""
+        self._config = config
+        self._scale = LossScale(config.init_scale if self._moves else 1.0)
+
+    @property
+    def value(self) -> float:
+        """The scale in force; 1.0 when there is none."""
+        return self._scale.scale
+
+    def may_be_lowered(self) -> bool:
+        """Whether a non-finite gradient can be explained by a loss scale that is still above its floor."""
+        return self._moves and self._scale.scale > self._config.min_scale
+
+    def update(self, *, overflow: bool) -> None:
+        """Adapt the scale after a step that was applied (`overflow=False`) or skipped for overflow."""
+        if self._moves:
+            self._scale = self._scale.after(overflow=overflow, config=self._config)
+
+    def state(self) -> dict[str, Any]:
+        """Format, scale and counters; JSON."""
+        return {"dtype": self._config.dtype, **asdict(self._scale)}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on with the scale and counters of a checkpoint made with the same recipe section."""
+        self._scale = LossScale(float(state["scale"]), int(state["finite_steps"]), int(state["overflows"]))
+
+    @property
+    def _moves(self) -> bool:
+        return self._config.dtype == "float16"
+
+
 class Precision(ABC):
     """How forward, backward and unscaling are done in one number format."""
+
+    @property
+    @abstractmethod
+    def scaling(self) -> Scaling:
+        """The loss scale, which whoever decides about the step moves."""
 
     @abstractmethod
     def autocast(self) -> AbstractContextManager[None]:
@@ -60,27 +101,6 @@ class Precision(ABC):
         """Take the scale out of the accumulated gradients, in place."""
 
     @abstractmethod
-    def may_lower_scale(self) -> bool:
-        """Whether a non-finite gradient can be explained by a loss scale that is still above its floor."""
-
-    @abstractmethod
-    def update(self, *, overflow: bool) -> None:
-        """Adapt the scale after a step that was applied (`overflow=False`) or skipped for overflow."""
-
-    @property
-    @abstractmethod
-    def loss_scale(self) -> float:
-        """The scale in force; 1.0 when there is none."""
-
-    @abstractmethod
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps; JSON."""
-
-    @abstractmethod
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Take over the state of a checkpoint made with the same recipe section."""
-
-    @abstractmethod
     def switched_off(self) -> AbstractContextManager[None]:
         """Context for a forward pass in float32, as far as the parameters are; used by replays."""
 
@@ -88,6 +108,15 @@ class Precision(ABC):
 @final
 class FullPrecision(Precision):
     """float32: nothing to do."""
+
+    def __init__(self, config: AmpConfig) -> None:
+        """Keep the scale that never moves."""
+        self._scaling = Scaling(config)
+
+    @property
+    def scaling(self) -> Scaling:
+        """1.0, for good."""
+        return self._scaling
 
     def autocast(self) -> AbstractContextManager[None]:
         """No casting."""
@@ -100,25 +129,6 @@ class FullPrecision(Precision):
     def unscale(self, optimizer: paddle.optimizer.Optimizer, parameters: Sequence[paddle.Tensor]) -> None:
         """Gradients carry no scale."""
 
-    def may_lower_scale(self) -> bool:
-        """There is no scale."""
-        return False
-
-    def update(self, *, overflow: bool) -> None:
-        """Nothing adapts."""
-
-    @property
-    def loss_scale(self) -> float:
-        """Always 1.0."""
-        return 1.0
-
-    def state(self) -> dict[str, Any]:
-        """Only says which format it was."""
-        return {"dtype": "float32"}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Nothing to take over."""
-
     def switched_off(self) -> AbstractContextManager[None]:
         """Nothing is on outside `autocast`."""
         return nullcontext()
@@ -129,17 +139,23 @@ class DevicePrecision(Precision):
     """Paddle's autocast and, for float16, Paddle's GradScaler with our scale policy in the driver's seat."""
 
     def __init__(self, config: AmpConfig) -> None:
+        """Make a GradScaler that never moves its scale by itself."""
         self._config = config
-        self._scale = LossScale(config.init_scale if config.dtype == "float16" else 1.0)
+        self._scaling = Scaling(config)
         # Intervals that are never reached: the scale moves by our policy only. (`use_dynamic_loss_scaling=False` would
         # say the same, but then `update()` does not forget that the gradients were unscaled, and the second
         # `unscale_()` raises.)
         self._scaler = paddle.amp.GradScaler(
             enable=config.dtype == "float16",
-            init_loss_scaling=self._scale.scale,
+            init_loss_scaling=self._scaling.value,
             incr_every_n_steps=_NEVER,
             decr_every_n_nan_or_inf=_NEVER,
         )
+
+    @property
+    def scaling(self) -> Scaling:
+        """The scale of our policy; the GradScaler takes it over with the next backward."""
+        return self._scaling
 
     def autocast(self) -> AbstractContextManager[None]:
         """Paddle's autocast with the recipe's format and level."""
@@ -155,6 +171,9 @@ class DevicePrecision(Precision):
             RuntimeError: when the GradScaler has switched itself off, as it does for good when `scale()` is called
                 after an autocast of another format was entered.
         """
+        # Compared on the host: setting it makes a new tensor, which is needed only when the policy has moved.
+        if self._scaler.get_init_loss_scaling() != self._scaling.value:
+            self._scaler.set_init_loss_scaling(self._scaling.value)
         scaled = self._scaler.scale(loss)
         if self._config.dtype == "float16" and not self._scaler.is_enable():
             raise RuntimeError("GradScaler has switched itself off: the task entered an auto_cast of another dtype")
@@ -168,36 +187,9 @@ class DevicePrecision(Precision):
         self._scaler.unscale_(optimizer)
         self._scaler.update()
 
-    def may_lower_scale(self) -> bool:
-        """Only float16 has a scale."""
-        return self._config.dtype == "float16" and self._scale.scale > self._config.min_scale
-
-    def update(self, *, overflow: bool) -> None:
-        """Advance the policy and tell the scaler."""
-        if self._config.dtype == "float16":
-            self._set(self._scale.after(overflow=overflow, config=self._config))
-
-    @property
-    def loss_scale(self) -> float:
-        """The live scale."""
-        return self._scale.scale
-
-    def state(self) -> dict[str, Any]:
-        """Format, scale and counters."""
-        return {"dtype": self._config.dtype, **asdict(self._scale)}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Go on with the saved scale and counters."""
-        self._set(_scale_from(state))
-
     def switched_off(self) -> AbstractContextManager[None]:
         """Nothing is on outside `autocast`."""
         return nullcontext()
-
-    def _set(self, scale: LossScale) -> None:
-        if scale.scale != self._scale.scale:
-            self._scaler.set_init_loss_scaling(scale.scale)
-        self._scale = scale
 
 
 @final
@@ -212,10 +204,15 @@ class EmulatedPrecision(Precision):
         """Put a rounding hook on every one of `rounded_layers` whose name matches `config.emulate_layers`."""
         self._config = config
         self._rounds = True
-        self._scale = LossScale(config.init_scale if config.dtype == "float16" else 1.0)
+        self._scaling = Scaling(config)
         for name, layer in rounded_layers(model).items():
             if any(fnmatchcase(name, pattern) for pattern in config.emulate_layers):
                 layer.register_forward_post_hook(self._round_outputs)
+
+    @property
+    def scaling(self) -> Scaling:
+        """The scale of our policy."""
+        return self._scaling
 
     def autocast(self) -> AbstractContextManager[None]:
         """The hooks do the rounding."""
@@ -223,38 +220,16 @@ class EmulatedPrecision(Precision):
 
     def backward(self, loss: paddle.Tensor) -> None:
         """Backward from the scaled loss."""
-        (loss * self._scale.scale if self._scale.scale != 1.0 else loss).backward()
+        (loss * self._scaling.value if self._scaling.value != 1.0 else loss).backward()
 
     def unscale(self, optimizer: paddle.optimizer.Optimizer, parameters: Sequence[paddle.Tensor]) -> None:
         """Divide by the scale; exact, because scales are powers of two (or overflow, which is measured next)."""
-        if self._scale.scale == 1.0:
+        if self._scaling.value == 1.0:
             return
         with paddle.no_grad():
             for parameter in parameters:
                 if parameter.grad is not None:
-                    parameter.grad.scale_(1.0 / self._scale.scale)
-
-    def may_lower_scale(self) -> bool:
-        """Only float16 has a scale."""
-        return self._config.dtype == "float16" and self._scale.scale > self._config.min_scale
-
-    def update(self, *, overflow: bool) -> None:
-        """Advance the policy."""
-        if self._config.dtype == "float16":
-            self._scale = self._scale.after(overflow=overflow, config=self._config)
-
-    @property
-    def loss_scale(self) -> float:
-        """The live scale."""
-        return self._scale.scale
-
-    def state(self) -> dict[str, Any]:
-        """Format, scale and counters."""
-        return {"dtype": self._config.dtype, **asdict(self._scale)}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Go on with the saved scale and counters."""
-        self._scale = _scale_from(state)
+                    parameter.grad.scale_(1.0 / self._scaling.value)
 
     @contextmanager
     def switched_off(self) -> Iterator[None]:
@@ -299,7 +274,7 @@ def rounded_layers(model: paddle.nn.Layer) -> dict[str, paddle.nn.Layer]:
 def build_precision(config: AmpConfig, model: paddle.nn.Layer) -> Precision:
     """The precision that the recipe asks for. Whether the device can do it, the recipe's check has said before."""
     if config.dtype == "float32":
-        return FullPrecision()
+        return FullPrecision(config)
     if config.emulate:
         return EmulatedPrecision(config, model)
     return DevicePrecision(config)
@@ -315,7 +290,3 @@ def decorate_for_o2(
         models=model, optimizers=optimizer, level="O2", dtype=config.dtype, master_weight=True, master_grad=True
     )
     return decorated
-
-
-def _scale_from(state: dict[str, Any]) -> LossScale:
-    return LossScale(float(state["scale"]), int(state["finite_steps"]), int(state["overflows"]))

@@ -6,10 +6,10 @@ The ordinary step pays one comparison and keeps its report. Nothing that learns 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import yaml
@@ -80,6 +80,14 @@ class Forensics:
     def remember(self, report: StepReport) -> None:
         """Take a finished step in: reports show the newest of them."""
         self._history.append(report)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps, so that a resumed run's reports show the same steps before; JSON."""
+        return {"history": [report.state() for report in self._history]}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take over the history of a checkpoint."""
+        self._history = deque((StepReport.from_state(report) for report in state["history"]), maxlen=_HISTORY)
 
     def explain(self, report: StepReport, parts: Sequence[Batch], monitor: Monitor) -> Incident | None:
         """When a step is an incident, compute it again at once, while its parameters are still there.
@@ -170,7 +178,7 @@ class Forensics:
             usual_norms=_usual_norms(monitor),
             rank=self._replay.rank,
             world_size=self._world_size,
-            precision_state=self._replay.precision.state(),
+            precision_state=self._replay.precision.scaling.state(),
         )
 
 

@@ -70,7 +70,7 @@ class StepGuard:
         if not self._checked_sparse:
             self._gradients.refuse_sparse()
             self._checked_sparse = True
-        scale = self._precision.loss_scale
+        scale = self._precision.scaling.value
         self._precision.unscale(optimizer, self._gradients.parameters)
         measured = self._gradients.measure(losses, samples, stop_vote=stop_vote, clamp=self.clip.clamp)
         norm = self._gradients.total(measured.norms)
@@ -90,7 +90,7 @@ class StepGuard:
             self._statistics.put_back()
         optimizer.clear_grad(set_to_zero=False)
         if skipped in (None, SkipReason.OVERFLOW):
-            self._precision.update(overflow=skipped is SkipReason.OVERFLOW)
+            self._precision.scaling.update(overflow=skipped is SkipReason.OVERFLOW)
         return Verdict(
             loss=measured.loss,
             samples=measured.samples,
@@ -114,7 +114,7 @@ class StepGuard:
             clip_scale=1.0,
             clipped=False,
             skipped=SkipReason.WITHHELD,
-            loss_scale=self._precision.loss_scale,
+            loss_scale=self._precision.scaling.value,
         )
 
     def _spike(self, loss: float, norm: float) -> Spike | None:
@@ -125,6 +125,6 @@ class StepGuard:
         if not self._config.guard or measured.is_finite():
             return None
         # A non-finite loss comes from the forward pass, where the loss scale has no part in it.
-        if not measured.flagged and self._precision.may_lower_scale():
+        if not measured.flagged and self._precision.scaling.may_be_lowered():
             return SkipReason.OVERFLOW
         return SkipReason.NONFINITE

@@ -22,7 +22,7 @@ from safetensors.numpy import load_file, save_file
 
 from paddle_stable.data.dataset import Batch, SampleOrigin
 from paddle_stable.errors import InputError
-from paddle_stable.stability.step_report import SkipReason, StepReport, Verdict
+from paddle_stable.stability.step_report import StepReport
 
 Array = npt.NDArray[Any]
 
@@ -155,8 +155,8 @@ def _plain(value: Any) -> Any:
 def _facts(facts: IncidentFacts) -> dict[str, Any]:
     return {
         "version": _VERSION,
-        "report": asdict(facts.report),
-        "history": [asdict(report) for report in facts.history],
+        "report": facts.report.state(),
+        "history": [report.state() for report in facts.history],
         "usual_norms": facts.usual_norms,
         "rank": facts.rank,
         "world_size": facts.world_size,
@@ -173,25 +173,15 @@ def _facts_from(saved: Mapping[str, Any], arrays: Mapping[str, Array]) -> Incide
         tensors = {n.removeprefix(prefix): paddle.to_tensor(a) for n, a in arrays.items() if n.startswith(prefix)}
         parts.append(Batch(tensors, tuple(part["positions"]), part["weight"]))
     return IncidentFacts(
-        report=_report_from(saved["report"]),
+        report=StepReport.from_state(saved["report"]),
         parts=tuple(parts),
         origins={int(position): SampleOrigin(**origin) for position, origin in saved["origins"].items()},
-        history=tuple(_report_from(report) for report in saved["history"]),
+        history=tuple(StepReport.from_state(report) for report in saved["history"]),
         usual_norms=saved["usual_norms"],
         rank=saved["rank"],
         world_size=saved["world_size"],
         precision_state=saved["precision"],
     )
-
-
-def _report_from(saved: Mapping[str, Any]) -> StepReport:
-    verdict = dict(saved["verdict"])
-    for name in ("loss", "grad_norm", "clip_scale", "loss_scale"):
-        verdict[name] = float(verdict[name])  # reads "nan" and "inf" too
-    verdict["skipped"] = None if verdict["skipped"] is None else SkipReason(verdict["skipped"])
-    verdict["spike"] = tuple(verdict["spike"])
-    verdict["group_norms"] = {group: float(norm) for group, norm in verdict["group_norms"].items()}
-    return StepReport(**{**saved, "verdict": Verdict(**verdict)})
 
 
 def _batch_arrays(parts: Sequence[Batch]) -> dict[str, Array]:

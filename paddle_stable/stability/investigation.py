@@ -77,7 +77,7 @@ def investigate(replay: Replay, facts: IncidentFacts, max_samples: int, *, distu
     weights = [
         (name, p.astype("float32").numpy()) for name, p in replay.model.named_parameters() if not p.stop_gradient
     ]
-    dtype = replay.precision.state()["dtype"]
+    dtype = replay.precision.scaling.state()["dtype"]
     before = [r.verdict for r in facts.history[:-1]]
     evidence = Evidence(
         reason=facts.report.verdict.skipped,
@@ -123,7 +123,7 @@ def _look(
         seen.first = suspects[0] if suspects else None
         with seen.attempt("the operation"):
             seen.first, seen.operation = _convicted(replay, step, parts[: through + 1], suspects)
-    if not plain.is_finite and replay.precision.state()["dtype"] != "float32":
+    if not plain.is_finite and replay.precision.scaling.state()["dtype"] != "float32":
         with seen.attempt("the step in float32"):
             seen.finite_in_float32 = _is_finite_in_float32(replay, step, parts)
     _look_at_samples(replay, facts, odd, max_samples, seen)

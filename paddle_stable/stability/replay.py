@@ -199,7 +199,7 @@ class Replay:
             total += float(weighted)
             if first_bad is None and not (math.isfinite(total) and self._gradients_are_finite()):
                 first_bad = number
-        scale = 1.0 if full_precision else self.precision.loss_scale * self.gradient_scale
+        scale = 1.0 if full_precision else self.precision.scaling.value * self.gradient_scale
         return Replayed(total, tuple(losses), self._norms(scale), first_bad)
 
     def _format(self, full_precision: bool) -> AbstractContextManager[None]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
-from typing import final
+from typing import Any, final
 
 
 @final
@@ -74,3 +74,21 @@ class StepReport:
     """Wall-clock time of the whole step."""
     data_seconds: float
     """The part of it spent waiting for data."""
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint or an incident's folder keeps; JSON, but for numbers that are not finite."""
+        saved = asdict(self)
+        skipped = self.verdict.skipped
+        saved["verdict"] |= {"skipped": skipped and skipped.value, "spike": list(self.verdict.spike)}
+        return saved
+
+    @classmethod
+    def from_state(cls, saved: Mapping[str, Any]) -> StepReport:
+        """Take one back; numbers that are not finite may have become the texts "nan", "inf" and "-inf"."""
+        verdict = dict(saved["verdict"])
+        for name in ("loss", "grad_norm", "clip_scale", "loss_scale"):
+            verdict[name] = float(verdict[name])
+        verdict["skipped"] = None if verdict["skipped"] is None else SkipReason(verdict["skipped"])
+        verdict["spike"] = tuple(verdict["spike"])
+        verdict["group_norms"] = {group: float(norm) for group, norm in verdict["group_norms"].items()}
+        return cls(**{**saved, "verdict": Verdict(**verdict)})

@@ -212,7 +212,7 @@ def test_an_overflow_of_float16_lowers_the_scale_and_costs_one_step(tmp_path: Pa
     trainer = trained(tmp_path, [{"step": 20, "kind": "overflow"}], **values)
     totals = trainer.monitor.totals
     assert (totals.skips["overflow"], totals.skips["nonfinite"], trainer.recovery.rollbacks) == (1, 0, 0)
-    assert trainer.precision.loss_scale < 1024.0
+    assert trainer.precision.scaling.value < 1024.0
     assert_usable(trainer)
 
 

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from paddle_stable.data.loader import Position
 from paddle_stable.errors import InputError, Stopped
 from paddle_stable.resume import find_resume_point, restore
 from paddle_stable.stability.faults import Faults
+from paddle_stable.stability.incident_files import read_incident
+from paddle_stable.stability.step_report import StepReport
 from paddle_stable.stop_signal import StopSignal
 from paddle_stable.trainer import Trainer
 
@@ -246,3 +249,22 @@ def test_what_the_newest_evaluation_said_survives(tmp_path: Path) -> None:
     resumed = open_trainer(tmp_path, values, resume="auto")
     assert resumed.dev_metrics == first.dev_metrics
     resumed.writers.close()
+
+
+def test_the_incident_report_of_a_resumed_run_is_that_of_the_uninterrupted_one(tmp_path: Path) -> None:
+    values = {**sample_values(tmp_path), **PLAIN, "faults": [{"step": 8, "kind": "nan_loss"}]}
+    finish(open_trainer(tmp_path / "whole", values))
+    stop_at(open_trainer(tmp_path / "broken", values), 5)
+    finish(open_trainer(tmp_path / "broken", values, resume="auto"))
+    whole, broken = (
+        read_incident(tmp_path / name / "run" / "incidents" / "step-000008")[0] for name in ("whole", "broken")
+    )
+    assert [report.step for report in broken.history] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert [what_it_did(report) for report in broken.history] == [what_it_did(report) for report in whole.history]
+    assert broken.usual_norms == whole.usual_norms
+
+
+def what_it_did(report: StepReport) -> str:
+    """Without times and the stop; as text, because a loss that is NaN equals itself there."""
+    verdict = replace(report.verdict, stop_requested=False)
+    return str(replace(report, verdict=verdict, seconds=0.0, data_seconds=0.0))

@@ -71,4 +71,4 @@ def take_steps(trainer: Trainer, windows: Iterator[Window], count: int) -> None:
 def everything_that_learns(trainer: Trainer) -> str:
     """Digest of parameters, running statistics and moments, with the precision's state."""
     arrays = {**model_arrays(trainer.model), **optimizer_arrays(trainer.optimizer, trainer.model)}
-    return f"{digest(arrays)} {trainer.precision.state()}"
+    return f"{digest(arrays)} {trainer.precision.scaling.state()}"

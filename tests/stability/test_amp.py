@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import paddle
 import pytest
+from paddle.amp import grad_scaler
 
 from paddle_stable.recipe import AmpConfig, ClipConfig
-from paddle_stable.stability.amp import LossScale, build_precision, rounded_layers
+from paddle_stable.stability.amp import DevicePrecision, LossScale, build_precision, rounded_layers
 from paddle_stable.stability.step_report import SkipReason
 
 PATTERNS = {
@@ -83,7 +85,7 @@ def test_overflow_at_the_floor_is_nonfinite(small_run: Any) -> None:
     run = small_run(amp=emulated(init_scale=8.0, min_scale=4.0))
     reasons = [run.step(0, loss_factor=1e10).skipped for _ in range(4)]
     assert reasons == [SkipReason.OVERFLOW, *[SkipReason.NONFINITE] * 3]
-    assert run.precision.loss_scale == 4.0
+    assert run.precision.scaling.value == 4.0
 
 
 def test_an_activation_overflow_is_not_blamed_on_the_scale(small_run: Any) -> None:
@@ -91,7 +93,7 @@ def test_an_activation_overflow_is_not_blamed_on_the_scale(small_run: Any) -> No
     with paddle.no_grad():
         run.model.last.bias.set_value(paddle.full([1], 70000.0))
     assert run.step(0).skipped is SkipReason.NONFINITE
-    assert run.precision.loss_scale == 65536.0
+    assert run.precision.scaling.value == 65536.0
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -151,7 +153,7 @@ def test_only_the_listed_layers_are_rounded(small_run: Any) -> None:
 @pytest.fixture(params=["float32", "float16", "bfloat16"])
 def precision_pair(request: pytest.FixtureRequest) -> tuple[Any, ...]:
     config = AmpConfig(dtype=request.param, emulate=request.param != "float32")
-    return tuple(build_precision(config, paddle.nn.Sequential(paddle.nn.Linear(1, 1))) for _ in range(2))
+    return tuple(build_precision(config, paddle.nn.Sequential(paddle.nn.Linear(1, 1))).scaling for _ in range(2))
 
 
 def test_the_state_round_trips(precision_pair: tuple[Any, ...]) -> None:
@@ -160,7 +162,54 @@ def test_the_state_round_trips(precision_pair: tuple[Any, ...]) -> None:
         first.update(overflow=overflow)
     second.load_state(first.state())
     assert second.state() == first.state()
-    assert second.loss_scale == first.loss_scale
+    assert second.value == first.value
+
+
+@pytest.fixture
+def gpu_like_precision(monkeypatch: pytest.MonkeyPatch) -> DevicePrecision:
+    """float16 through Paddle's own GradScaler, which is made to believe that the CPU is a GPU."""
+    gpu = SimpleNamespace(_expected_place=SimpleNamespace(is_gpu_place=lambda: True))
+    # Entering an autocast is what tells the GradScaler the format; here it is told, and the layers stay float32.
+    monkeypatch.setattr(grad_scaler.amp_global_state(), "amp_dtype", "float16")
+    with monkeypatch.context() as patch:
+        patch.setattr(grad_scaler, "_dygraph_tracer", lambda: gpu)
+        return DevicePrecision(AmpConfig(dtype="float16", init_scale=1024.0, growth_interval=2, min_scale=256.0))
+
+
+def test_the_grad_scaler_is_driven_by_our_policy(gpu_like_precision: DevicePrecision) -> None:
+    precision, layer = gpu_like_precision, paddle.nn.Linear(2, 1, bias_attr=False)
+    optimizer = paddle.optimizer.SGD(parameters=layer.parameters())
+    scaled, unscaled = [], []
+    for overflow in (False, False, True, True, True, True, False):
+        for _ in range(2):  # two micro-batches
+            precision.backward(layer(paddle.ones([1, 2])).sum())
+        scaled.append(float(layer.weight.grad[0].item()))
+        precision.unscale(optimizer, list(layer.parameters()))
+        unscaled.append(float(layer.weight.grad[0].item()))
+        optimizer.clear_grad()
+        precision.scaling.update(overflow=overflow)
+    assert scaled == [2048.0, 2048.0, 4096.0, 2048.0, 1024.0, 512.0, 512.0]
+    assert unscaled == [2.0] * 7
+
+
+def test_a_resumed_scale_reaches_the_grad_scaler(gpu_like_precision: DevicePrecision) -> None:
+    precision, layer = gpu_like_precision, paddle.nn.Linear(1, 1, bias_attr=False)
+    precision.scaling.load_state({"dtype": "float16", "scale": 8.0, "finite_steps": 1, "overflows": 0})
+    precision.backward(layer(paddle.ones([1, 1])).sum())
+    assert float(layer.weight.grad.item()) == 8.0
+    precision.scaling.update(overflow=False)
+    assert precision.scaling.value == 16.0
+
+
+def test_a_grad_scaler_that_has_switched_itself_off_is_noticed(
+    gpu_like_precision: DevicePrecision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grad_scaler.amp_global_state(), "amp_dtype", "bfloat16")
+    with (
+        pytest.warns(UserWarning, match="dynamic loss scaling"),
+        pytest.raises(RuntimeError, match="switched itself off"),
+    ):
+        gpu_like_precision.backward(paddle.ones([1]))
 
 
 def test_clip_rate_is_the_same_in_emulated_half_precision(small_run: Any) -> None:

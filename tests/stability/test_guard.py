@@ -62,14 +62,14 @@ def test_a_skipped_spike_changes_nothing_that_learns(small_run: Any, kind: str, 
     run = small_run(CLIPS[kind], amp, spike=SpikeConfig(action="skip", **QUICK))
     for seed in range(8):
         assert run.step(seed).applied
-    before, clip, scale = run.digest(), run.guard.clip.state(), run.precision.state()
+    before, clip, scale = run.digest(), run.guard.clip.state(), run.precision.scaling.state()
     verdict = run.step(9, loss_factor=1e3)
     assert verdict.skipped is SkipReason.SPIKE
     assert verdict.spike == ("loss", "norm")
     assert not verdict.clipped
     assert run.digest() == before
     assert run.guard.clip.state() == clip
-    assert run.precision.state() == scale
+    assert run.precision.scaling.state() == scale
 
 
 @pytest.mark.parametrize("kind", CLIPS)

@@ -6,7 +6,6 @@ import json
 import math
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +14,7 @@ import pytest
 from paddle_stable.digest import digest
 from paddle_stable.errors import InputError
 from paddle_stable.stability import incident_files
-from paddle_stable.stability.incident_files import incident_folder, read_incident, steps_with_incident, to_json
-from paddle_stable.stability.step_report import SkipReason, StepReport, Verdict
+from paddle_stable.stability.incident_files import incident_folder, read_incident, steps_with_incident
 from paddle_stable.training_state import model_arrays
 
 from .incident_sample import open_run, spoiled, take_steps
@@ -106,13 +104,3 @@ def test_other_ranks_have_folders_of_their_own(tmp_path: Path) -> None:
         incident_folder(tmp_path, step, rank).mkdir(parents=True)
     assert steps_with_incident(tmp_path, 0) == [3, 12]
     assert steps_with_incident(tmp_path, 1) == [3, 1_000_000]
-
-
-def test_every_field_of_a_step_comes_back_as_it_was() -> None:
-    verdict = Verdict(
-        loss=math.inf, samples=4, grad_norm=-math.inf, clip_scale=0.5, clipped=True, skipped=SkipReason.SPIKE,
-        spike=("loss", "norm"), clipped_groups={"head": True}, group_norms={"head": math.inf}, loss_scale=8.0,
-        dropped=2, stop_requested=True,
-    )  # fmt: skip
-    report = StepReport(7, 1.25, verdict, 1e-3, seconds=0.5, data_seconds=0.25)
-    assert incident_files._report_from(json.loads(to_json(asdict(report)))) == report

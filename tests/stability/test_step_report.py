@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import FrozenInstanceError, asdict, fields, replace
 from typing import Any
 
@@ -47,3 +48,14 @@ def test_a_reason_is_one_word_that_comes_back_from_json(reason: SkipReason | Non
 def test_reasons_are_the_words_of_the_dashboard() -> None:
     """`stability/skipped_<word>`: another word would begin another curve."""
     assert [reason.value for reason in SkipReason] == ["overflow", "nonfinite", "spike", "withheld"]
+
+
+def test_every_field_of_a_step_comes_back_as_it_was() -> None:
+    verdict = Verdict(
+        loss=math.inf, samples=4, grad_norm=-math.inf, clip_scale=0.5, clipped=True, skipped=SkipReason.SPIKE,
+        spike=("loss", "norm"), clipped_groups={"head": True}, group_norms={"head": math.inf}, loss_scale=8.0,
+        dropped=2, stop_requested=True,
+    )  # fmt: skip
+    report = StepReport(7, 1.25, verdict, 1e-3, seconds=0.5, data_seconds=0.25)
+    assert StepReport.from_state(json.loads(to_json(report.state()))) == report
+    assert StepReport.from_state(report.state()) == report
