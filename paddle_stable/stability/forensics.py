@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -83,7 +83,7 @@ class Forensics:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps, so that a resumed run's reports show the same steps before; JSON."""
-        return {"history": [report.state() for report in self._history]}
+        return {"history": [_without_chance(report).state() for report in self._history]}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Take over the history of a checkpoint."""
@@ -185,6 +185,12 @@ class Forensics:
 def disturbances(faults: Iterable[FaultConfig], step: int) -> tuple[str, ...]:
     """Kinds of the recipe's faults that happen in a step, in whatever process: its update is that of all of them."""
     return tuple(dict.fromkeys(f.kind for f in faults if f.step <= step < f.step + f.steps))
+
+
+def _without_chance(report: StepReport) -> StepReport:
+    """What is the same in an interrupted run and in the uninterrupted one: not the times, nor a signal's stop."""
+    verdict = replace(report.verdict, stop_requested=False)
+    return replace(report, verdict=verdict, seconds=0.0, data_seconds=0.0)
 
 
 def _faults_of(recipe_text: str) -> list[FaultConfig]:

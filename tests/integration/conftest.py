@@ -70,6 +70,14 @@ def final_digest(run: Path) -> str:
     return f"{path.name} {digest({**parts.model, **parts.optimizer})}"
 
 
+def final_state(run: Path) -> dict[str, Any]:
+    """Everything else in the newest checkpoint: counters, clip, detector, monitor, history, best."""
+    store = CheckpointStore(run / "checkpoints", keep_last=2)
+    path, _ = store.newest_valid()
+    assert path is not None
+    return store.load(path).state
+
+
 @final
 class Train:
     """Runs `tools/train.py` at smoke sizes on sample data; the run folder is `folder`/run unless overridden.
