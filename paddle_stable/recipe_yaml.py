@@ -198,7 +198,9 @@ def _explain(error: yaml.MarkedYAMLError, has_lines: bool) -> str:
         return "a second document begins here (`---`): a recipe is one document"
     if "alias" in problem or "alias" in (error.context or ""):
         return f"not valid YAML: {problem}. Text that begins with * or & has to stand in quotes"
-    if "directive" in (error.context or "") or "cannot start any token" in problem:
+    # Alone, `%Y` is a whole directive, behind which a document would have to begin.
+    is_directive = "directive" in (error.context or "") or "'<document start>', but found '<stream end>'" in problem
+    if is_directive or "cannot start any token" in problem:
         # The shell takes the outer quotes away.
         example = '"%m/%d/%Y"' if has_lines else "-o 'data.time_format=\"%m/%d/%Y\"'"
         return f"not valid YAML: {problem}. Text that begins with %, @ or ` has to stand in quotes, such as {example}"

@@ -181,7 +181,7 @@ def test_a_value_of_the_command_line_has_its_key_and_no_line() -> None:
     assert entry.nearest(("c",))[0].line == 0
 
 
-@pytest.mark.parametrize("text", ["%m/%d/%Y", "%Y-%m-%d", "@x", "`x"])
+@pytest.mark.parametrize("text", ["%m/%d/%Y", "%Y-%m-%d", "%Y", "%", "@x", "`x"])
 def test_text_of_the_command_line_has_to_stand_in_quotes_that_outlast_the_shell(text: str) -> None:
     problems: list[Problem] = []
     assert read_yaml(text, "command line", problems, above=("data", "time_format"), has_lines=False) is None

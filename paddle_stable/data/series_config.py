@@ -104,14 +104,16 @@ class FeatureConfig(Section):
 
 
 def _refuse_bad_format(text: str) -> None:
-    """Raise ValueError for what strptime cannot read back from what it wrote, or what does not name the day."""
+    """Raise ValueError for what strptime cannot read back from what it wrote, or what names no day, month or year."""
     moment = datetime(2003, 5, 17, 16, 45, 30, tzinfo=timezone.utc)
+    month, year = datetime(2003, 5, 1), datetime(2003, 1, 1)
     try:
         read = datetime.strptime(moment.strftime(text), text)
     except (ValueError, re.error) as error:
         raise ValueError(f"expected a format of strptime such as %Y-%m-%d, got {text!r} ({error})") from error
-    if read.date() != moment.date():
-        raise ValueError(f"expected a format with year, month and day such as %Y-%m-%d, got {text!r}")
+    if read.date() != moment.date() and read not in (month, year):
+        expected = "a format with the year, and with what is above the smallest unit in it, such as %Y-%m-%d or %Y-%m"
+        raise ValueError(f"expected {expected}, got {text!r}")
 
 
 @final
@@ -127,7 +129,8 @@ class SeriesConfig(DataConfig):
     time_column: str | None = None
     """Column with the time of a row; null: the file has none, and rows count as equally spaced and in order."""
     time_format: str | None = None
-    """As for strptime, such as "%m/%d/%Y"; null: ISO 8601, such as 2003-05-01 or 2003-05-01 16:00:00."""
+    """As for strptime, such as "%m/%d/%Y", or "%Y-%m" for months; null: ISO 8601, such as 2003-05-01 or
+    2003-05-01 16:00:00."""
     features: tuple[FeatureConfig, ...] | None = None
     """Inputs; null: every column but the time, as it stands."""
     target_column: str

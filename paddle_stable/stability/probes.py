@@ -148,10 +148,6 @@ class Probes:
         """Number of the call whose own arithmetic is going on; None outside of the network."""
         return self._open[-1].number if self._open else None
 
-    def first_bad_forward(self, *, loss_is_finite: bool) -> FirstBad | None:
-        """The first layer from which something non-finite came, or in whose own arithmetic it arose."""
-        return next(iter(self.forward_suspects(loss_is_finite=loss_is_finite)), None)
-
     def forward_suspects(self, *, loss_is_finite: bool) -> list[FirstBad]:
         """The first layer from which something non-finite came, behind those that may only have made a mask.
 

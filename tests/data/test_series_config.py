@@ -99,7 +99,7 @@ def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any], said: 
     assert said in str(raised.value)
 
 
-@pytest.mark.parametrize("pattern", ["%Q", "", "YYYY-MM-DD", "%H:%M", "%Y", "%d %d", "%m-%d"])
+@pytest.mark.parametrize("pattern", ["%Q", "", "YYYY-MM-DD", "%H:%M", "%d %d", "%m-%d", "%Y-%d", "%Y %H"])
 def test_a_format_that_cannot_name_a_day_is_a_mistake_in_the_recipe(pattern: str) -> None:
     with pytest.raises(ValidationError, match=r"time_format(.|\n)*expected a format"):
         config(time_format=pattern)

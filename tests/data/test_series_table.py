@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -339,6 +340,17 @@ def test_times_are_read_in_their_format(tmp_path: Path, pattern: str | None, tex
     times = read(tmp_path, lines, time_format=pattern).times
     assert times is not None
     assert (show_time(times[0]), show_time(times[39])) == ("2020-01-01", "2020-02-09")
+
+
+@pytest.mark.parametrize(("pattern", "last"), [("%Y-%m", "2023-04-01"), ("%b %Y", "2023-04-01"), ("%Y", "2059-01-01")])
+def test_rows_may_be_months_or_years(tmp_path: Path, pattern: str, last: str) -> None:
+    lines = table_lines()
+    for number, line in enumerate(lines[1:41]):
+        moment = datetime(2020 + number, 1, 1) if pattern == "%Y" else datetime(2020 + number // 12, number % 12 + 1, 1)
+        lines[number + 1] = f"{moment.strftime(pattern)},{line.split(',', 1)[1]}"
+    times = read(tmp_path, lines[:41], time_format=pattern).times
+    assert times is not None
+    assert (show_time(times[0]), show_time(times[39])) == ("2020-01-01", last)
 
 
 def test_a_quote_that_is_never_closed_does_not_swallow_the_rest_of_the_file(tmp_path: Path) -> None:

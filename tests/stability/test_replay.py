@@ -44,7 +44,7 @@ def name_operation(trainer: Trainer) -> Operation | None:
     """The operation in the layer that the probes find."""
     replay, parts = trainer.forensics._replay, replayed_parts(trainer)
     probes = replay.probe(1, parts)
-    first = probes.first_bad_forward(loss_is_finite=False) or probes.first_bad_backward()
+    first = next(iter(probes.forward_suspects(loss_is_finite=False)), None) or probes.first_bad_backward()
     assert first is not None
     return replay.name_operation(1, parts, first)
 
