@@ -61,7 +61,7 @@ class World:
         Raises:
             PeerLost: when Paddle gives up.
         """
-        if int(os.environ.get("PADDLE_TRAINERS_NUM", "1")) < 2:
+        if not is_one_of_several():
             return World.single()
         if paddle.get_device() == "cpu":
             os.environ.setdefault("PADDLE_DISTRI_BACKEND", "gloo")  # Paddle's GPU build would choose NCCL
@@ -170,6 +170,11 @@ class World:
         with _talking():
             dist.all_gather(blocks, paddle.to_tensor(block))
             return [received.numpy() for received in blocks]
+
+
+def is_one_of_several() -> bool:
+    """Whether a launcher has started other processes beside this one."""
+    return int(os.environ.get("PADDLE_TRAINERS_NUM", "1")) > 1
 
 
 def let_first_process_leave(stop: StopSignal, seconds: float = 30.0) -> None:

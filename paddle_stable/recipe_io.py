@@ -33,7 +33,7 @@ from paddle_stable.recipe_layers import (
     program_assignments,
     smoke_assignments,
 )
-from paddle_stable.recipe_validate import sound_part, validate
+from paddle_stable.recipe_validate import section_of, sound_part, validate
 from paddle_stable.recipe_words import Issue
 from paddle_stable.recipe_yaml import Entry, KeyPath, dotted, read_yaml_file
 
@@ -108,6 +108,27 @@ def load_recipe(
         advice=(*notes, *advise(recipe, task_class.model_kind)),
         places=dict(_places(root, ())),
     )
+
+
+def sound_task(path: str, overrides: Sequence[str] = (), *, smoke: bool = False, trust: bool = False) -> Task | None:
+    """The task of a recipe with mistakes, where none of them is in what the data are read by: `task` and `data`.
+
+    So that mistakes in the recipe and in the data can be told in one run. Arguments as for `load_recipe`.
+    """
+    problems: list[Problem] = []
+    from_command_line = parse_overrides(overrides, problems)
+    root = read_yaml_file(path, problems)
+    if root is None:
+        return None
+    for layer in (smoke_assignments(root, problems) if smoke else [], from_command_line):
+        apply_layer(root, layer, problems)
+    task_class, _ = _find_task(root, trust)
+    if problems or task_class is None:
+        return None  # what could not be read may have been about the data
+    _, issues = validate(root, task_class)
+    sound = sound_part(root, issues)
+    task, data = section_of(root, "task", task_class.Config), section_of(root, "data", task_class.Data)
+    return None if sound is None or task is None or data is None else task_class(task, data, seed=sound.run.seed)
 
 
 def locate(loaded: LoadedRecipe, key: str) -> tuple[str, int]:

@@ -6,7 +6,7 @@ import functools
 import json
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, TypeVar, final
 
 from pydantic import ConfigDict, ValidationError, create_model
 from pydantic_core import ErrorDetails
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 # What YAML 1.2 and everybody's eyes read as a number, and YAML 1.1 (PyYAML) as text: 1e-6, 5e4, 1.5e3.
 _EXPONENT = re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+")
+
+
+_Section = TypeVar("_Section", TaskConfig, DataConfig)
 
 
 @final
@@ -108,5 +111,16 @@ def sound_part(root: Entry, issues: Sequence[Issue]) -> Recipe | None:
     values["run"] = {"output_dir": "-", **values.get("run", {})}
     try:
         return Recipe.model_validate_json(json.dumps({**values, "task": {"target": "-"}, "data": {}}), strict=True)
+    except ValidationError:
+        return None
+
+
+def section_of(root: Entry, name: str, kind: type[_Section]) -> _Section | None:
+    """One section by itself, after `validate` has turned its numbers into such; None where it has mistakes."""
+    entry = root.child(name)
+    if entry is None:
+        return None
+    try:
+        return kind.model_validate_json(json.dumps(entry.plain()), strict=True)
     except ValidationError:
         return None

@@ -16,10 +16,10 @@ from paddle_stable.agreement import refuse_disagreement
 from paddle_stable.build import Prepared, build_trainer, prepare, use_device
 from paddle_stable.checkpoint import CheckpointError, CheckpointStore, NonFiniteState
 from paddle_stable.data.workers import SampleError, WorkerDied
-from paddle_stable.distributed import PeerLost, World, let_first_process_leave
+from paddle_stable.distributed import PeerLost, World, is_one_of_several, let_first_process_leave
 from paddle_stable.dry_run import describe
 from paddle_stable.errors import Diverged, ExitCode, InputError, StepFailed, Stopped
-from paddle_stable.recipe_io import LoadedRecipe, load_recipe
+from paddle_stable.recipe_io import LoadedRecipe, load_recipe, sound_task
 from paddle_stable.results import conclude, final_advice
 from paddle_stable.resume import ResumePoint, find_resume_point, is_of_another_run, restore
 from paddle_stable.run_folder import RunFolder, folder_remarks, has_mark, refuse_to_overwrite, write_exit
@@ -61,6 +61,7 @@ def run_training(request: TrainingRequest) -> ExitCode:
 
 
 def _run(request: TrainingRequest, stop: StopSignal) -> ExitCode:
+    loaded: LoadedRecipe | None = None
     try:
         loaded, world = _join(request)
         stop.leave_at_once(world.size == 1)
@@ -81,6 +82,8 @@ def _run(request: TrainingRequest, stop: StopSignal) -> ExitCode:
         return _train(request, prepared, world, stop)
     except InputError as error:
         complain(str(error))
+        if loaded is None:
+            _complain_of_data(request, stop)
         return ExitCode.INPUT
     except PeerLost as error:
         complain(str(error))
@@ -88,6 +91,22 @@ def _run(request: TrainingRequest, stop: StopSignal) -> ExitCode:
     except StoppedEarly as error:
         complain(str(error))
         return ExitCode.STOPPED
+
+
+def _complain_of_data(request: TrainingRequest, stop: StopSignal) -> None:
+    """Read the data of a recipe with mistakes all the same, where they allow it: who mends both needs one run only.
+
+    The recipe's mistakes have been said: whoever does not want to wait may stop it.
+    """
+    if is_one_of_several():
+        return  # the others are leaving
+    stop.leave_at_once(True)
+    try:
+        task = sound_task(request.config, request.overrides, smoke=request.smoke, trust=request.trust)
+        if task is not None:
+            task.load_splits()
+    except (InputError, StoppedEarly) as error:
+        complain(str(error))
 
 
 def _join(request: TrainingRequest) -> tuple[LoadedRecipe, World]:

@@ -7,6 +7,7 @@ import fcntl
 import json
 import multiprocessing
 import os
+import re
 import resource
 import runpy
 import signal
@@ -61,6 +62,45 @@ def request(folder: Path, *, trust: bool = False, **values: Any) -> TrainingRequ
 def record(folder: Path) -> dict[str, Any]:
     read: dict[str, Any] = json.loads((folder / "run" / "exit.json").read_text(encoding="utf8"))
     return read
+
+
+def damaged(folder: Path, **values: Any) -> TrainingRequest:
+    """A request for data with a cell that is no number, in line 4."""
+    asked = request(folder, **values)
+    good = Path(str(sample_values(folder)["data.file"]))
+    lines = good.read_text(encoding="utf8").split("\n")
+    lines[3] = re.sub(",.*", lambda rest: re.sub("[0-9.-]+", "much", rest[0]), lines[3])
+    (folder / "bad.csv").write_text("\n".join(lines), encoding="utf8")
+    return replace(asked, overrides=(*asked.overrides, f"data.file={folder / 'bad.csv'}"))
+
+
+def test_mistakes_in_recipe_and_data_are_told_in_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_training(damaged(tmp_path, **{"clip.max_norm": -1.0, "optim.lr": 0})) is ExitCode.INPUT
+    said = capsys.readouterr().err
+    assert "clip.max_norm" in said
+    assert "optim.lr" in said
+    assert f"{tmp_path / 'bad.csv'}:4" in said
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("wrong", [{"data.horizon": 0}, {"data.horizon": "[", "optim.lr": 0}, {"task.target": "x.Y"}])
+def test_data_that_the_recipe_does_not_tell_how_to_read_are_not_read(
+    wrong: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = damaged(tmp_path)
+    overrides = (*asked.overrides, *(f"{key}={value}" for key, value in wrong.items()))
+    assert run_training(replace(asked, overrides=overrides)) is ExitCode.INPUT
+    said = capsys.readouterr().err
+    assert all(key in said for key in wrong)
+    assert "bad.csv" not in said
+
+
+def test_one_of_several_processes_with_a_mistake_in_the_recipe_leaves_the_data_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "is_one_of_several", lambda: True)
+    assert run_training(damaged(tmp_path, **{"optim.lr": 0})) is ExitCode.INPUT
+    assert "bad.csv" not in capsys.readouterr().err
 
 
 def test_a_signal_while_the_data_load_ends_a_process_at_once(
