@@ -37,6 +37,8 @@ MANIFEST = "manifest.json"
 
 _OWN_FILES = (MODEL, OPTIMIZER, STATE, MANIFEST, SNAPSHOT)
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+_SMALL = 4096
+"""Elements up to which it takes longer to call a function than to look at them."""
 _WORTH_THREADS = 16 << 20
 """Bytes from which on it takes longer to read them than to start threads."""
 _TYPES = (
@@ -237,6 +239,11 @@ def read_folder(folder: Path, *, verify: bool) -> tuple[CheckpointParts | None, 
 def non_finite_names(arrays: Mapping[str, Array]) -> list[str]:
     """Names of the arrays that hold NaN or inf."""
     with np.errstate(over="ignore", invalid="ignore"):
+        # Training waits for this, and most arrays of a state are small: those are looked at as one, and each for
+        # itself only when something is wrong.
+        small = {name for name, array in arrays.items() if array.size <= _SMALL and array.dtype == np.float32}
+        if small and _is_finite(np.concatenate([arrays[name].reshape(-1) for name in small])):
+            arrays = {name: array for name, array in arrays.items() if name not in small}
         return [name for name, array in arrays.items() if not _is_finite(array)]
 
 

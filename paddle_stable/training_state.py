@@ -27,7 +27,7 @@ Array = npt.NDArray[Any]
 
 _ACCUMULATOR = re.compile(r"(?P<tensor>.+)_(?P<kind>moment1|moment2|moment2_max|beta1_pow|beta2_pow)(_acc)?_\d+")
 _MASTER_WEIGHT = "master_weight"
-_LARGE = 4096
+_LARGE = 1 << 16
 """Elements from which on it is worth to have the copy made in a certain place."""
 
 

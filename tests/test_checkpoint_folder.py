@@ -102,9 +102,12 @@ def test_the_manifest_tells_versions_and_device(tmp_path: Path) -> None:
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64", "bfloat16"])
 @pytest.mark.parametrize("part", ["model", "optimizer"])
-def test_a_non_finite_number_is_never_written(tmp_path: Path, poison: float, dtype: str, part: str) -> None:
+@pytest.mark.parametrize("columns", [5, 5000], ids=["small", "large"])
+def test_a_non_finite_number_is_never_written(
+    tmp_path: Path, poison: float, dtype: str, part: str, columns: int
+) -> None:
     kept = store(tmp_path, keep_last=1).save(1, parts(1))
-    array = np.zeros((3, 5), dtype)
+    array = np.zeros((3, columns), dtype)
     array[2, 4] = poison
     good = parts(2)
     bad = dataclasses.replace(good, **{part: {**getattr(good, part), "spoiled": array}})
@@ -113,6 +116,14 @@ def test_a_non_finite_number_is_never_written(tmp_path: Path, poison: float, dty
     assert caught.value.names == (f"{part}: spoiled",)
     assert store(tmp_path).newest_valid() == (kept, [])
     assert hidden(tmp_path) == []
+
+
+@pytest.mark.parametrize("columns", [5, 5000], ids=["small", "large"])
+def test_finite_numbers_whose_squares_overflow_are_written(tmp_path: Path, columns: int) -> None:
+    good = parts(1)
+    huge = np.full((3, columns), np.finfo(np.float32).max)
+    path = store(tmp_path).save(1, dataclasses.replace(good, model={**good.model, "huge": huge, "low": -huge}))
+    assert np.array_equal(store(tmp_path).load(path).model["huge"], huge)
 
 
 def test_a_non_finite_number_in_a_file_with_a_right_digest_is_not_read(

@@ -94,7 +94,7 @@ def test_every_tensor_of_the_model_is_there_under_one_name() -> None:
 
 
 @pytest.mark.parametrize("memory", [None, HostMemory()], ids=["new memory", "memory that is used again"])
-@pytest.mark.parametrize("vocabulary", [11, 5000], ids=["small tensors", "a large one"])
+@pytest.mark.parametrize("vocabulary", [11, 12_000], ids=["small tensors", "a large one"])
 def test_arrays_do_not_move_with_training(vocabulary: int, memory: HostMemory | None) -> None:
     model = Network(vocabulary)
     optimizer = adamw(model)
